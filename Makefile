@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the targets. All of them set up $(VENV) first if needed.
+SHELL := /bin/bash
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.polykv-installed
+# What the editable installation is built from: a change runs set-up again.
+BUILD_INPUTS := pyproject.toml setup.py packaging/install.sh \
+    $(shell find polykv_vllm/csrc packaging/vllm-cpu-shim -name '*.cpp' -o -name '*.h' \
+        -o -name '*.toml')
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | \
+	    awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(STAMP): $(BUILD_INPUTS)
+	@packaging/install.sh $(VENV)
+	@touch $@
+
+setup: $(STAMP)  ## virtual environment with vLLM for CPU and polykv-vllm
+
+demo: $(STAMP)  ## serve a small model with a compressed cache to 8 agents
+	@$(BIN)/polykv demo
+
+test: lint  ## lint, types and all tests, the real engine included
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## rewrite Python and C++ sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find polykv_vllm/csrc -name '*.cpp' -o -name '*.h' | xargs -r $(BIN)/clang-format -i
+
+bench: $(STAMP)  ## speed and memory beside vLLM's own cache
+	$(BIN)/python -m benchmarks.attention
+	$(BIN)/python -m benchmarks.engine
+
+clean:  ## remove build products and caches; keeps $(VENV)
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -f polykv_vllm/_C*.so $(STAMP)
+	find polykv_vllm tests benchmarks -name __pycache__ -prune -exec rm -rf {} + \
+	    2>/dev/null || true

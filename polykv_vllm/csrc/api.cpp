@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+// The exported C functions. ops/cpu.py checks every argument before it calls them.
+#include <cstdint>
+
+#include "cpu/dispatch.h"
+#include "cpu/schedule.h"
+#include "polykv/codebook.h"
+#include "polykv/layout.h"
+
+using namespace polykv;
+
+extern "C" {
+
+// Sizes of the argument structs, for the mirror in ops/cpu.py to compare with.
+int64_t polykv_sizeof_store_args() { return sizeof(StoreArgs); }
+int64_t polykv_sizeof_attention_args() { return sizeof(AttentionArgs); }
+
+int polykv_num_isas() { return num_kernel_tables(); }
+const char* polykv_isa_name(int isa) { return kernel_table(isa).name; }
+int polykv_isa_supported(int isa) { return kernel_table(isa).supported(); }
+
+void polykv_reshape_and_cache(int isa, const StoreArgs* args) {
+  run_store(kernel_table(isa), *args);
+}
+void polykv_paged_attention(int isa, const AttentionArgs* args) {
+  run_attention(kernel_table(isa), *args);
+}
+
+// The constants that formats/ also states, for the test that compares them.
+void polykv_tile_layout(const Format* format, int64_t head_dim, int64_t block_size,
+                        int64_t* out) {
+  const TileLayout layout(*format, head_dim, block_size);
+  out[0] = layout.value_codes;
+  out[1] = layout.value_high;
+  out[2] = layout.key_scales;
+  out[3] = layout.value_scales;
+  out[4] = layout.tile_bytes;
+}
+int polykv_codebook(int bits, int8_t* levels, float* boundaries) {
+  const int count = 1 << bits;
+  if (bits != 3 && bits != 4) return 0;
+  for (int i = 0; i < count; ++i) {
+    levels[i] = bits == 3 ? Codebook<3>::kLevels[i] : Codebook<4>::kLevels[i];
+  }
+  for (int j = 0; j + 1 < count; ++j) {
+    boundaries[j] = bits == 3 ? boundary<3>(j) : boundary<4>(j);
+  }
+  return count;
+}
+
+}  // extern "C"

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of a block of query rows straight from packed tiles.
+//
+// A row's result is a function of the row and of the cached bytes alone: its tiles and
+// splits lie at fixed positions of the sequence, its query and probabilities are
+// quantized by its own scales, the integer products are exact, and partial results
+// fold in ascending order. Which rows share a pass, how a prompt was chunked and how
+// many threads work cannot change a bit of it.
+#pragma once
+
+namespace polykv {
+namespace {
+
+constexpr float kQueryMax = 32639.0f;  // 127 * 256 + 127: both terms fit in int8
+constexpr float kQueryTiny = 1e-30f;   // its scores underflow to zero anyway
+
+template <int D>
+struct Scratch {
+  alignas(64) int8_t query[kMaxRows / kSubRows][2 * kSubRows * D];
+  alignas(64) int8_t levels[kTileTokens * D];
+  alignas(64) uint8_t keys[kTileTokens * D];  // 7-bit keys without their free bit
+  alignas(64) int32_t scores[2 * kSubRows * kTileTokens];
+  alignas(64) uint8_t prob[2 * kSubRows * kTileTokens];
+  alignas(64) int32_t acc[2 * kSubRows * D];
+  alignas(64) float split_acc[kMaxRows * D];
+  alignas(64) float split_max[kMaxRows], split_sum[kMaxRows];
+  TileScales scales;
+  RowParams rows[kMaxRows];
+  TileResult result;
+  const uint8_t* key_tiles[kTileTokens / kSubtileTokens];
+};
+
+template <int D>
+Scratch<D>& thread_scratch() {
+  // Zeroed once, so that rows beyond the last one hold integers, not NaN patterns.
+  static thread_local Scratch<D>* scratch = new Scratch<D>();
+  return *scratch;
+}
+
+inline GemmShape sub_shape(int num_rows, int sub) {
+  const int left = num_rows - sub * kSubRows;
+  const int rows = left < kSubRows ? left : kSubRows;
+  return {rows, 2 * rows <= kSubRows ? rows : kSubRows, 0};
+}
+
+// Quantizes the queries: q = unit * (256 * high + low), both int8.
+template <int D>
+inline void load_queries(const AttentionArgs& args, const RowBlock& block,
+                         Scratch<D>& scratch) {
+  const int group = args.num_heads / args.cache.num_kv_heads;
+  const int64_t first_token = args.query_start_loc[block.request];
+  const int64_t query_len = args.query_start_loc[block.request + 1] - first_token;
+  const int64_t context = args.seq_lens[block.request] - query_len;
+  const int bias = 1 << (args.cache.format.key_bits - 1);
+  for (int r = 0; r < block.num_rows; ++r) {
+    const int64_t token = (block.row_begin + r) / group;
+    const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
+    alignas(64) float q[D];
+    load_row<D>(q, args.query,
+                (first_token + token) * args.query_token_stride +
+                    head * args.query_head_stride,
+                args.dtype);
+    const int32_t magnitude = max_magnitude_bits<D>(q);
+    const float peak =
+        magnitude >= 0x7f800000 ? __builtin_nanf("") : float_of(magnitude);
+    const VecF inverse = set1(peak < kQueryTiny ? 0.0f : kQueryMax / peak);
+    const GemmShape shape = sub_shape(block.num_rows, r / kSubRows);
+    int8_t* high = scratch.query[r / kSubRows] + r % kSubRows * D;
+    int8_t* low = high + shape.low_row * D;
+    int32_t sum = 0;
+    for (int d = 0; d < D; d += 16) {
+      alignas(64) int32_t code[16];
+      const VecI rounded = to_int(mul(load(q + d), inverse));
+      std::memcpy(code, &rounded, sizeof(code));
+      for (int i = 0; i < 16; ++i) {
+        const int32_t top = (code[i] + 128) >> 8;
+        high[d + i] = static_cast<int8_t>(top);
+        low[d + i] = static_cast<int8_t>(code[i] - top * 256);
+        sum += code[i];
+      }
+    }
+    RowParams& params = scratch.rows[r];
+    params.scale = peak / kQueryMax * args.scale * 1.44269504f;
+    params.correction = -bias * sum;
+    params.end = context + token + 1;
+    params.begin = args.sliding_window > 0 ? params.end - args.sliding_window : 0;
+    if (params.begin < 0) params.begin = 0;
+  }
+}
+
+// Finds the subtiles of tile `index`, unpacks the values, converts the scales.
+template <int D>
+inline void load_tile(const AttentionArgs& args, const TileLayout& layout,
+                      const RowBlock& block, int64_t tile_begin, int subtiles,
+                      Scratch<D>& scratch) {
+  const Cache& cache = args.cache;
+  const int32_t* table = args.block_table + block.request * args.block_table_stride;
+  const int plane_bits = TileLayout::value_plane_bits(cache.format);
+  // Bytes of value codes per subtile; of 3-bit ones, the low plane.
+  const int64_t value_step = D * 2 * (plane_bits == 3 ? 2 : plane_bits);
+  for (int s = 0; s < subtiles; ++s) {
+    const int64_t token = tile_begin + s * kSubtileTokens;
+    const int64_t offset = token % cache.block_size;
+    const int64_t part = offset / kSubtileTokens;
+    const uint8_t* tile = cache.data +
+                          table[token / cache.block_size] * cache.block_stride +
+                          block.kv_head * cache.head_stride;
+    const uint8_t* keys = tile + part * kSubtileTokens * D;
+    const uint8_t* codes = tile + layout.value_codes + part * value_step;
+    const uint8_t* high = tile + layout.value_high + part * D * 2;
+    unpack_values<D>(cache.format, codes, high, keys,
+                     scratch.levels + s * kSubtileTokens * D);
+    if (cache.format.key_bits == 7) {
+      uint8_t* stripped = scratch.keys + s * kSubtileTokens * D;
+      strip_free_bit<D>(keys, stripped);
+      keys = stripped;
+    }
+    scratch.key_tiles[s] = keys;
+    const auto* key_scales =
+        reinterpret_cast<const uint16_t*>(tile + layout.key_scales) + offset;
+    const auto* value_scales =
+        reinterpret_cast<const uint16_t*>(tile + layout.value_scales) + offset;
+    store(scratch.scales.key + s * 16, load_bf16(key_scales));
+    store(scratch.scales.value + s * 16, load_bf16(value_scales));
+  }
+}
+
+// One tile for the rows of sub-block `sub`.
+template <int D>
+inline void attend_tile(const RowBlock& block, int sub, int64_t tile_begin,
+                        int subtiles, Scratch<D>& scratch, RowState split) {
+  GemmShape shape = sub_shape(block.num_rows, sub);
+  const RowParams* rows = scratch.rows + sub * kSubRows;
+  const int64_t tile_end = tile_begin + kTileTokens;
+  int64_t last = 0;
+  TileResult& result = scratch.result;
+  result.valid = 0;
+  for (int r = 0; r < shape.rows; ++r) {
+    if (rows[r].begin < tile_end && rows[r].end > tile_begin) {
+      result.valid |= 1u << r;
+      last = rows[r].end > last ? rows[r].end : last;
+    }
+  }
+  if (result.valid == 0) return;
+  const int64_t needed = (last - tile_begin + kSubtileTokens - 1) / kSubtileTokens;
+  shape.subtiles = static_cast<int>(needed < subtiles ? needed : subtiles);
+
+  gemm_qk<D>(shape, scratch.query[sub], scratch.key_tiles, scratch.scores);
+  for (int r = 0; r < shape.rows; ++r) {
+    const int low = r + shape.low_row;
+    uint8_t* prob_high = scratch.prob + r * kTileTokens;
+    uint8_t* prob_low = scratch.prob + low * kTileTokens;
+    if (result.valid >> r & 1) {
+      tile_softmax(scratch.scores + r * kTileTokens, scratch.scores + low * kTileTokens,
+                   scratch.scales, rows[r], rows[r].begin - tile_begin,
+                   rows[r].end - tile_begin, shape.subtiles, prob_high, prob_low, r,
+                   &result);
+    }
+  }
+  gemm_pv<D>(shape, scratch.prob, scratch.levels, scratch.acc);
+  const int32_t* high = scratch.acc;
+  const int32_t* low = scratch.acc + shape.low_row * D;
+  fold<D>(sub * kSubRows, shape.rows, result.valid, result.max, result.sum,
+          result.factor, split, [=](int r, int d) {
+            return to_float(add_i(shift_left<8>(load_i(high + r * D + d)),
+                                  load_i(low + r * D + d)));
+          });
+}
+
+template <int D>
+inline void merge_rows(int num_rows, RowState state, RowState part) {
+  alignas(64) const float ones[16] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  for (int first = 0; first < num_rows; first += 16) {
+    const int rows = num_rows - first < 16 ? num_rows - first : 16;
+    uint32_t valid = 0;  // an empty part is neutral; a NaN sum is not empty
+    for (int r = 0; r < rows; ++r) valid |= uint32_t(part.sum[first + r] != 0) << r;
+    fold<D>(first, rows, valid, part.max + first, part.sum + first, ones, state,
+            [=](int r, int d) { return load(part.acc + (first + r) * D + d); });
+  }
+}
+
+template <int D>
+inline void reset(int num_rows, RowState state) {
+  for (int r = 0; r < (num_rows + 15) / 16 * 16; ++r) {
+    state.max[r] = -kInf;
+    state.sum[r] = 0;
+  }
+  std::memset(state.acc, 0, num_rows * D * sizeof(float));
+}
+
+template <int D>
+void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_split,
+                 int last_split, RowState state) {
+  Scratch<D>& scratch = thread_scratch<D>();
+  const TileLayout layout(args.cache.format, D, args.cache.block_size);
+  load_queries<D>(args, block, scratch);
+  const TileConfig config(block.num_rows);
+  int64_t begin = INT64_MAX, end = 0;
+  for (int r = 0; r < block.num_rows; ++r) {
+    begin = scratch.rows[r].begin < begin ? scratch.rows[r].begin : begin;
+    end = scratch.rows[r].end > end ? scratch.rows[r].end : end;
+  }
+  const RowState split{scratch.split_max, scratch.split_sum, scratch.split_acc};
+  const int subs = (block.num_rows + kSubRows - 1) / kSubRows;
+  for (int64_t s = first_split; s < last_split; ++s) {
+    const int64_t split_end = (s + 1) * kSplitTokens < end ? (s + 1) * kSplitTokens : end;
+    if (split_end <= begin) continue;
+    reset<D>(block.num_rows, split);
+    for (int64_t tile = s * kSplitTokens; tile < split_end; tile += kTileTokens) {
+      if (tile + kTileTokens <= begin) continue;
+      const int64_t left = split_end - tile;
+      const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
+      const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
+      load_tile<D>(args, layout, block, tile, subtiles, scratch);
+      for (int sub = 0; sub < subs; ++sub) {
+        attend_tile<D>(block, sub, tile, subtiles, scratch, split);
+      }
+    }
+    merge_rows<D>(block.num_rows, state, split);
+  }
+}
+
+template <int D>
+inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
+                        RowState state) {
+  const int group = args.num_heads / args.cache.num_kv_heads;
+  const float norm = args.cache.format.rotate ? std::sqrt(static_cast<float>(D)) : 1.0f;
+  for (int r = 0; r < block.num_rows; ++r) {
+    float* acc = state.acc + r * D;
+    const int64_t token = args.query_start_loc[block.request] +
+                          (block.row_begin + r) / group;
+    const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
+    if (args.cache.format.rotate) fwht<D>(acc);
+    const float sum = state.sum[r];
+    const VecF factor = set1(sum == 0 ? 0.0f : 1.0f / (sum * norm));
+    for (int d = 0; d < D; d += 16) store(acc + d, mul(load(acc + d), factor));
+    store_row<D>(args.output,
+                 token * args.output_token_stride + head * args.output_head_stride,
+                 args.dtype, acc);
+  }
+}
+
+}  // namespace
+}  // namespace polykv

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.h"
+
+namespace polykv {
+namespace {
+
+using TableFn = const KernelTable& (*)();
+
+constexpr TableFn kTables[] = {
+#if defined(__x86_64__)
+    amx_kernels,
+    avx512_kernels,
+#endif
+    scalar_kernels,
+};
+
+}  // namespace
+
+int num_kernel_tables() { return sizeof(kTables) / sizeof(kTables[0]); }
+const KernelTable& kernel_table(int index) { return kTables[index](); }
+
+}  // namespace polykv

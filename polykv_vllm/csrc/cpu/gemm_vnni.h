@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// gemm_scalar.h with AVX-512 VNNI (vpdpbusd: 64 products of u8 and s8 per instruction).
+#pragma once
+
+namespace polykv {
+namespace {
+
+constexpr int kSubRows = 16;
+
+struct GemmShape {
+  int rows;
+  int low_row;
+  int subtiles;
+};
+
+struct TileConfig {
+  explicit TileConfig(int) {}
+};
+
+inline __m512i broadcast4(const void* p) {
+  int32_t x;
+  std::memcpy(&x, p, 4);
+  return _mm512_set1_epi32(x);
+}
+
+// 2 * R * S accumulators of the 32 registers; each broadcast serves S key vectors.
+template <int D, int R, int S>
+inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const* keys,
+                     int32_t* out_high, int32_t* out_low) {
+  __m512i acc_high[R][S], acc_low[R][S];
+  for (int r = 0; r < R; ++r) {
+    for (int s = 0; s < S; ++s) acc_high[r][s] = acc_low[r][s] = _mm512_setzero_si512();
+  }
+  for (int g = 0; g < D / 4; ++g) {
+    __m512i key[S];
+    for (int s = 0; s < S; ++s) key[s] = _mm512_loadu_si512(keys[s] + g * 64);
+#pragma GCC unroll 6
+    for (int r = 0; r < R; ++r) {
+      const __m512i q_high = broadcast4(high + r * D + g * 4);
+      const __m512i q_low = broadcast4(low + r * D + g * 4);
+#pragma GCC unroll 2
+      for (int s = 0; s < S; ++s) {
+        acc_high[r][s] = _mm512_dpbusd_epi32(acc_high[r][s], key[s], q_high);
+        acc_low[r][s] = _mm512_dpbusd_epi32(acc_low[r][s], key[s], q_low);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int s = 0; s < S; ++s) {
+      _mm512_store_si512(out_high + r * kTileTokens + s * 16, acc_high[r][s]);
+      _mm512_store_si512(out_low + r * kTileTokens + s * 16, acc_low[r][s]);
+    }
+  }
+}
+
+template <int D, int R>
+inline void qk_rows(const GemmShape& shape, const int8_t* query, int row,
+                    const uint8_t* const* keys, int32_t* scores) {
+  const int low = row + shape.low_row;
+  int s = 0;
+  for (; s + 2 <= shape.subtiles; s += 2) {
+    qk_block<D, R, 2>(query + row * D, query + low * D, keys + s,
+                      scores + row * kTileTokens + s * 16,
+                      scores + low * kTileTokens + s * 16);
+  }
+  if (s < shape.subtiles) {
+    qk_block<D, R, 1>(query + row * D, query + low * D, keys + s,
+                      scores + row * kTileTokens + s * 16,
+                      scores + low * kTileTokens + s * 16);
+  }
+}
+
+template <int D>
+inline void gemm_qk(const GemmShape& shape, const int8_t* query,
+                    const uint8_t* const* keys, int32_t* scores) {
+  int row = 0;
+  for (; row + 6 <= shape.rows; row += 6) qk_rows<D, 6>(shape, query, row, keys, scores);
+  switch (shape.rows - row) {
+    case 5: return qk_rows<D, 5>(shape, query, row, keys, scores);
+    case 4: return qk_rows<D, 4>(shape, query, row, keys, scores);
+    case 3: return qk_rows<D, 3>(shape, query, row, keys, scores);
+    case 2: return qk_rows<D, 2>(shape, query, row, keys, scores);
+    case 1: return qk_rows<D, 1>(shape, query, row, keys, scores);
+    default: return;
+  }
+}
+
+template <int D, int R>
+inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
+                    const int8_t* levels, int32_t* acc) {
+  constexpr int G = 2;  // groups of 16 dims per pass
+  const uint8_t* high = prob + row * kTileTokens;
+  const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
+  for (int group = 0; group < D / 16; group += G) {
+    __m512i acc_high[R][G], acc_low[R][G];
+    for (int r = 0; r < R; ++r) {
+      for (int g = 0; g < G; ++g) acc_high[r][g] = acc_low[r][g] = _mm512_setzero_si512();
+    }
+    for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
+      __m512i level[G];
+      for (int g = 0; g < G; ++g) {
+        level[g] = _mm512_load_si512(levels + quad * D * 4 + (group + g) * 64);
+      }
+#pragma GCC unroll 6
+      for (int r = 0; r < R; ++r) {
+        const __m512i p_high = broadcast4(high + r * kTileTokens + quad * 4);
+        const __m512i p_low = broadcast4(low + r * kTileTokens + quad * 4);
+#pragma GCC unroll 2
+        for (int g = 0; g < G; ++g) {
+          acc_high[r][g] = _mm512_dpbusd_epi32(acc_high[r][g], p_high, level[g]);
+          acc_low[r][g] = _mm512_dpbusd_epi32(acc_low[r][g], p_low, level[g]);
+        }
+      }
+    }
+    for (int r = 0; r < R; ++r) {
+      for (int g = 0; g < G; ++g) {
+        int32_t* out = acc + (row + r) * D + (group + g) * 16;
+        _mm512_store_si512(out, acc_high[r][g]);
+        _mm512_store_si512(out + shape.low_row * D, acc_low[r][g]);
+      }
+    }
+  }
+}
+
+template <int D>
+inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
+                    int32_t* acc) {
+  int row = 0;
+  for (; row + 6 <= shape.rows; row += 6) pv_rows<D, 6>(shape, prob, row, levels, acc);
+  switch (shape.rows - row) {
+    case 5: return pv_rows<D, 5>(shape, prob, row, levels, acc);
+    case 4: return pv_rows<D, 4>(shape, prob, row, levels, acc);
+    case 3: return pv_rows<D, 3>(shape, prob, row, levels, acc);
+    case 2: return pv_rows<D, 2>(shape, prob, row, levels, acc);
+    case 1: return pv_rows<D, 1>(shape, prob, row, levels, acc);
+    default: return;
+  }
+}
+
+}  // namespace
+}  // namespace polykv

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// AVX-512 with AMX int8 tiles (Sapphire Rapids upwards).
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "polykv/codebook.h"
+#include "polykv/kernel_table.h"
+#include "polykv/layout.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,fma,avx2")
+// clang-format off: each file needs what the ones above it define
+#include "vec_avx512.h"
+#include "math-inl.h"
+#include "store-inl.h"
+#include "unpack_avx512.h"
+#include "gemm_amx.h"
+#include "softmax-inl.h"
+#include "attention-inl.h"
+#include "table-inl.h"
+// clang-format on
+#pragma GCC pop_options
+
+namespace polykv {
+namespace {
+
+// CPUID tells of the instructions; the kernel grants the tile registers on request,
+// once per process.
+bool amx_usable() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  const bool tile = d >> 24 & 1, int8 = d >> 25 & 1;
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return tile && int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
+const KernelTable& amx_kernels() {
+  static const KernelTable table = {
+      "amx", [] { return avx512_kernels().supported() && amx_usable(); },
+      store_entry, attend_entry, merge_entry, finish_entry,
+  };
+  return table;
+}
+
+}  // namespace polykv

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// AVX-512 with VNNI (Cascade Lake and Zen 4 upwards).
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+
+#include "polykv/codebook.h"
+#include "polykv/kernel_table.h"
+#include "polykv/layout.h"
+
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,avx2")
+// clang-format off: each file needs what the ones above it define
+#include "vec_avx512.h"
+#include "math-inl.h"
+#include "store-inl.h"
+#include "unpack_avx512.h"
+#include "gemm_vnni.h"
+#include "softmax-inl.h"
+#include "attention-inl.h"
+#include "table-inl.h"
+// clang-format on
+#pragma GCC pop_options
+
+namespace polykv {
+
+const KernelTable& avx512_kernels() {
+  static const KernelTable table = {
+      "avx512", [] { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"); },
+      store_entry, attend_entry, merge_entry, finish_entry,
+  };
+  return table;
+}
+
+}  // namespace polykv

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Arithmetic shared by store and attention, over the lanes of the Vec in scope.
+#pragma once
+
+namespace polykv {
+namespace {
+
+constexpr float kInf = __builtin_inff();
+
+// 2^x for x <= 0, relative error below 5e-6; exactly 1 at 0, at least 2^-126; NaN
+// stays NaN. Adding 1.5 * 2^23 leaves the nearest integer in the low mantissa bits.
+inline VecF exp2(VecF x) {
+  const VecF magic = set1(12582912.0f);
+  x = max(set1(-126.0f), x);
+  const VecF shifted = add(x, magic);
+  const VecF f = sub(x, sub(shifted, magic));
+  VecF p = fma(f, set1(9.58258435e-3f), set1(5.59054059e-2f));
+  p = fma(p, f, set1(2.40240966e-1f));
+  p = fma(p, f, set1(6.93124315e-1f));
+  p = fma(p, f, set1(1.0f));
+  return as_float(add_i(as_int(p), shift_left<23>(as_int(shifted))));
+}
+
+// Reductions by halves: a fixed tree, so every instruction set rounds alike.
+inline float reduce_add(VecF a) {
+  a = add(a, swap_lanes<8>(a));
+  a = add(a, swap_lanes<4>(a));
+  a = add(a, swap_lanes<2>(a));
+  return first(add(a, swap_lanes<1>(a)));
+}
+inline float reduce_max(VecF a) {
+  a = max(a, swap_lanes<8>(a));
+  a = max(a, swap_lanes<4>(a));
+  a = max(a, swap_lanes<2>(a));
+  return first(max(a, swap_lanes<1>(a)));
+}
+
+template <int kDistance>
+inline VecF butterfly(VecF a) {
+  constexpr Mask kUpper = kDistance == 8   ? 0xff00
+                          : kDistance == 4 ? 0xf0f0
+                          : kDistance == 2 ? 0xcccc
+                                           : 0xaaaa;
+  return add(swap_lanes<kDistance>(a), select(kUpper, sub(set1(0.0f), a), a));
+}
+
+// Unnormalised Walsh-Hadamard transform in natural (Sylvester) order, in place.
+// The stages run from the widest to the narrowest distance.
+template <int D>
+inline void fwht(float* x) {
+  constexpr int kVectors = D / 16;
+  VecF v[kVectors];
+  for (int i = 0; i < kVectors; ++i) v[i] = load(x + 16 * i);
+  for (int h = kVectors / 2; h > 0; h /= 2) {
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & h) continue;
+      const VecF a = v[i], b = v[i + h];
+      v[i] = add(a, b);
+      v[i + h] = sub(a, b);
+    }
+  }
+  for (int i = 0; i < kVectors; ++i) {
+    store(x + 16 * i, butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(v[i])))));
+  }
+}
+
+// bf16 by truncation of the mantissa upwards (magnitude), for non-negative x.
+inline uint16_t bf16_round_up(float x) {
+  return static_cast<uint16_t>((static_cast<uint32_t>(bits_of(x)) + 0xffff) >> 16);
+}
+// bf16, ties to even; NaN stays NaN.
+inline uint16_t bf16_round(float x) {
+  const uint32_t bits = static_cast<uint32_t>(bits_of(x));
+  if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+inline float bf16_value(uint16_t h) {
+  return float_of(static_cast<int32_t>(static_cast<uint32_t>(h) << 16));
+}
+constexpr uint16_t kBf16NaN = 0x7fc0;
+
+// Converts `D` elements at `index` of an array of `dtype` to fp32.
+template <int D>
+inline void load_row(float* out, const void* base, int64_t index, DType dtype) {
+  const auto* half = static_cast<const uint16_t*>(base) + index;
+  const auto* single = static_cast<const float*>(base) + index;
+  for (int i = 0; i < D; i += 16) {
+    store(out + i, dtype == DType::kBFloat16  ? load_bf16(half + i)
+                   : dtype == DType::kFloat16 ? load_fp16(half + i)
+                                              : load(single + i));
+  }
+}
+
+template <int D>
+inline void store_row(void* base, int64_t index, DType dtype, const float* row) {
+  auto* half = static_cast<uint16_t*>(base) + index;
+  for (int i = 0; i < D; i += 16) {
+    if (dtype == DType::kFloat32) {
+      store(static_cast<float*>(base) + index + i, load(row + i));
+    } else if (dtype == DType::kFloat16) {
+      store_fp16(half + i, load(row + i));
+    } else {
+      for (int j = 0; j < 16; ++j) half[i + j] = bf16_round(row[i + j]);
+    }
+  }
+}
+
+// Largest magnitude as bits; >= 0x7f800000 tells of an inf or a NaN.
+template <int D>
+inline int32_t max_magnitude_bits(const float* x) {
+  int32_t best = 0;
+  for (int i = 0; i < D; ++i) {
+    const int32_t bits = bits_of(x[i]) & 0x7fffffff;
+    best = bits > best ? bits : best;
+  }
+  return best;
+}
+
+}  // namespace
+}  // namespace polykv

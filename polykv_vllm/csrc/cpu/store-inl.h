@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantize, pack and scatter: reference/quantize.py step by step, same rounding.
+#pragma once
+
+namespace polykv {
+namespace {
+
+constexpr int32_t kNonFinite = 0x7f800000;
+
+// Symmetric codes with a bf16 scale rounded upwards, so that no code overflows.
+template <int D>
+inline uint16_t quantize_symmetric(const float* x, int32_t max_bits, int max_code,
+                                   int8_t* codes) {
+  const uint16_t scale =
+      bf16_round_up(float_of(max_bits) / static_cast<float>(max_code));
+  if (scale == 0) {
+    std::memset(codes, 0, D);
+    return 0;
+  }
+  const VecF divisor = set1(bf16_value(scale));
+  const VecF top = set1(static_cast<float>(max_code));
+  const VecF bottom = set1(static_cast<float>(-max_code));
+  for (int i = 0; i < D; i += 16) {
+    const VecF q = div(load(x + i), divisor);
+    store_i8(codes + i, to_int(min(top, max(bottom, q))));
+  }
+  return scale;
+}
+
+// Lloyd-Max codes of the rotated row (x is overwritten). The scale makes the norm of
+// the dequantized row equal the row's own; the codes come from the unrounded RMS.
+template <int D, int kBits>
+inline uint16_t quantize_rotated(float* x, int32_t max_bits, int8_t* codes) {
+  const int32_t exponent = max_bits >> 23;
+  if (exponent <= 1) {  // below 2^-125: no scale could hold it
+    std::memset(codes, 0, D);
+    return 0;
+  }
+  // An exact power of two brings the row to [2, 4), so squares stay in range.
+  const VecF power = set1(float_of((255 - exponent) << 23));
+  for (int i = 0; i < D; i += 16) store(x + i, mul(load(x + i), power));
+  fwht<D>(x);
+  VecF squares[D / 16];
+  for (int i = 0; i < D / 16; ++i) {
+    squares[i] = mul(load(x + 16 * i), load(x + 16 * i));
+  }
+  for (int h = D / 32; h > 0; h /= 2) {
+    for (int i = 0; i < h; ++i) squares[i] = add(squares[i], squares[i + h]);
+  }
+  const float norm2 = reduce_add(squares[0]);
+  const float rms = std::sqrt(norm2 / static_cast<float>(D));
+  int32_t level_norm2 = 0;
+  for (int i = 0; i < D; i += 16) {
+    const VecF y = load(x + i);
+    VecI code = set1_i(0);
+    for (int j = 0; j < (1 << kBits) - 1; ++j) {
+      code = increment(greater(y, set1(boundary<kBits>(j) * rms)), code);
+    }
+    store_i8(codes + i, code);
+  }
+  for (int i = 0; i < D; ++i) {
+    const int32_t level = Codebook<kBits>::kLevels[codes[i]];
+    level_norm2 += level * level;
+  }
+  const float ratio = norm2 / static_cast<float>(level_norm2 * D);
+  return bf16_round(std::sqrt(ratio) * float_of((exponent - 1) << 23));
+}
+
+template <int D>
+inline void pack_key(uint8_t* tile, int token, const int8_t* codes, int bias,
+                     const int8_t* top_bits) {
+  uint8_t* out = tile + (token / kSubtileTokens) * kSubtileTokens * D +
+                 (token % kSubtileTokens) * 4;
+  for (int d = 0; d < D; ++d) {
+    const int free_bit = top_bits ? (top_bits[d] >> 3) << 7 : 0;
+    out[(d / 4) * 64 + d % 4] = static_cast<uint8_t>((codes[d] + bias) | free_bit);
+  }
+}
+
+template <int D>
+inline void pack_value(uint8_t* tile, const TileLayout& layout, int token,
+                       int plane_bits, const int8_t* codes) {
+  const int64_t quad = token / kQuadTokens;
+  const int column = token % kQuadTokens;
+  uint8_t* out = tile + layout.value_codes + column;
+  if (plane_bits == 8) {
+    out += quad * D * 4;
+    for (int d = 0; d < D; ++d) out[d * 4] = static_cast<uint8_t>(codes[d]);
+  } else if (plane_bits == 4) {
+    out += quad * D * 2;
+    for (int i = 0; i < D / 2; ++i) {
+      const int8_t* pair = codes + (i / 16) * 32 + i % 16;
+      out[i * 4] = static_cast<uint8_t>(pair[0] | pair[16] << 4);
+    }
+  } else {
+    uint8_t* high = tile + layout.value_high + column + quad * D / 2;
+    out += quad * D;
+    for (int i = 0; i < D / 4; ++i) {
+      const int8_t* c = codes + (i / 16) * 64 + i % 16;
+      out[i * 4] = static_cast<uint8_t>((c[0] & 3) | (c[16] & 3) << 2 |
+                                        (c[32] & 3) << 4 | (c[48] & 3) << 6);
+    }
+    for (int i = 0; i < D / 8; ++i) {
+      const int8_t* c = codes + (i / 8) * 64 + i % 8;
+      int byte = 0;
+      for (int bit = 0; bit < 8; ++bit) {
+        byte |= ((c[16 * (bit & 3) + 8 * (bit >> 2)] >> 2) & 1) << bit;
+      }
+      high[i * 4] = static_cast<uint8_t>(byte);
+    }
+  }
+}
+
+template <int D>
+inline void store_token(const StoreArgs& args, const TileLayout& layout, int64_t t,
+                        int head) {
+  const Cache& cache = args.cache;
+  const int64_t slot = args.slot_mapping[t];
+  const int token = static_cast<int>(slot % cache.block_size);
+  uint8_t* tile = cache.data + slot / cache.block_size * cache.block_stride +
+                  head * cache.head_stride;
+  alignas(64) float key[D], value[D];
+  alignas(64) int8_t key_codes[D], value_codes[D];
+  load_row<D>(key, args.key, t * args.key_token_stride + head * args.key_head_stride,
+              args.dtype);
+  load_row<D>(value, args.value,
+              t * args.value_token_stride + head * args.value_head_stride, args.dtype);
+  const int32_t key_max = max_magnitude_bits<D>(key);
+  const int32_t value_max = max_magnitude_bits<D>(value);
+
+  uint16_t key_scale = kBf16NaN, value_scale = kBf16NaN;
+  if (key_max >= kNonFinite || value_max >= kNonFinite) {
+    // The token is poisoned as a whole: who attends to it sees NaN, nobody else does.
+    std::memset(key_codes, 0, D);
+    std::memset(value_codes, 0, D);
+  } else {
+    const Format& format = cache.format;
+    key_scale = quantize_symmetric<D>(
+        key, key_max, (1 << (format.key_bits - 1)) - 1, key_codes);
+    value_scale = format.value_bits == 8
+                      ? quantize_symmetric<D>(value, value_max, 127, value_codes)
+                  : format.value_bits == 4
+                      ? quantize_rotated<D, 4>(value, value_max, value_codes)
+                      : quantize_rotated<D, 3>(value, value_max, value_codes);
+  }
+  const int key_bits = cache.format.key_bits;
+  pack_key<D>(tile, token, key_codes, 1 << (key_bits - 1),
+              key_bits == 7 ? value_codes : nullptr);
+  pack_value<D>(tile, layout, token, TileLayout::value_plane_bits(cache.format),
+                value_codes);
+  std::memcpy(tile + layout.key_scales + 2 * token, &key_scale, 2);
+  std::memcpy(tile + layout.value_scales + 2 * token, &value_scale, 2);
+}
+
+template <int D>
+inline void store_range(const StoreArgs& args, int64_t begin, int64_t end) {
+  const TileLayout layout(args.cache.format, D, args.cache.block_size);
+  for (int64_t t = begin; t < end; ++t) {
+    if (args.slot_mapping[t] < 0) continue;
+    for (int head = 0; head < args.cache.num_kv_heads; ++head) {
+      store_token<D>(args, layout, t, head);
+    }
+  }
+}
+
+inline void store_tokens(const StoreArgs& args, int64_t begin, int64_t end) {
+  switch (args.cache.head_dim) {
+    case 64: return store_range<64>(args, begin, end);
+    case 128: return store_range<128>(args, begin, end);
+    default: return store_range<256>(args, begin, end);
+  }
+}
+
+}  // namespace
+}  // namespace polykv

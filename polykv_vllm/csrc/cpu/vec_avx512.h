@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations of vec_scalar.h on AVX-512 registers. Include between simd_begin and
+// simd_end, after every standard header.
+#pragma once
+
+namespace polykv {
+namespace {
+
+using VecF = __m512;
+using VecI = __m512i;
+using Mask = __mmask16;
+
+inline int32_t bits_of(float x) { return _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(x))); }
+inline float float_of(int32_t x) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(x))); }
+
+inline VecF set1(float x) { return _mm512_set1_ps(x); }
+inline VecF load(const float* p) { return _mm512_loadu_ps(p); }
+inline void store(float* p, VecF a) { _mm512_storeu_ps(p, a); }
+inline VecI load_i(const int32_t* p) { return _mm512_loadu_si512(p); }
+inline VecF add(VecF a, VecF b) { return _mm512_add_ps(a, b); }
+inline VecF sub(VecF a, VecF b) { return _mm512_sub_ps(a, b); }
+inline VecF mul(VecF a, VecF b) { return _mm512_mul_ps(a, b); }
+inline VecF div(VecF a, VecF b) { return _mm512_div_ps(a, b); }
+inline VecF fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }
+inline VecF max(VecF a, VecF b) { return _mm512_max_ps(a, b); }
+inline VecF min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
+inline VecF abs(VecF a) { return _mm512_abs_ps(a); }
+inline VecF select(Mask m, VecF yes, VecF no) { return _mm512_mask_blend_ps(m, no, yes); }
+inline Mask greater(VecF a, VecF b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
+template <int kDistance>
+inline VecF swap_lanes(VecF a) {
+  if constexpr (kDistance == 8) return _mm512_shuffle_f32x4(a, a, 0x4e);
+  if constexpr (kDistance == 4) return _mm512_shuffle_f32x4(a, a, 0xb1);
+  if constexpr (kDistance == 2) return _mm512_permute_ps(a, 0x4e);
+  return _mm512_permute_ps(a, 0xb1);
+}
+inline float first(VecF a) { return _mm512_cvtss_f32(a); }
+inline VecI increment(Mask m, VecI a) {
+  return _mm512_mask_add_epi32(a, m, a, _mm512_set1_epi32(1));
+}
+inline VecI add_i(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
+template <int kShift>
+inline VecI shift_left(VecI a) { return _mm512_slli_epi32(a, kShift); }
+inline VecI set1_i(int32_t x) { return _mm512_set1_epi32(x); }
+inline VecF to_float(VecI a) { return _mm512_cvtepi32_ps(a); }
+inline VecI to_int(VecF a) { return _mm512_cvtps_epi32(a); }
+inline VecF as_float(VecI a) { return _mm512_castsi512_ps(a); }
+inline VecI as_int(VecF a) { return _mm512_castps_si512(a); }
+inline VecF load_bf16(const uint16_t* p) {
+  const __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
+}
+inline VecF load_fp16(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
+inline void store_fp16(uint16_t* p, VecF a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void store_i8(int8_t* p, VecI a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
+}
+// packus works inside 128-bit lanes, which leaves quads of tokens intact but in the
+// order (lane, vector); one permutation of quads puts them back.
+inline void store_u16_split(uint8_t* high, uint8_t* low, const VecI x[4]) {
+  const __m512i order =
+      _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i mask = _mm512_set1_epi16(255);
+  const __m512i a = _mm512_packus_epi32(x[0], x[1]);
+  const __m512i b = _mm512_packus_epi32(x[2], x[3]);
+  const __m512i h =
+      _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+  const __m512i l =
+      _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask));
+  _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
+  _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
+}
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+
+}  // namespace
+}  // namespace polykv

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface: plain structs that ops/cpu.py mirrors with ctypes. No torch, so
+// one build of the library serves every torch, on CPU and CUDA machines alike.
+#pragma once
+
+#include <cstdint>
+
+namespace polykv {
+
+enum class DType : int32_t { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
+
+// What a format is, as FormatSpec in formats/registry.py.
+struct Format {
+  int32_t key_bits;    // 7 or 8
+  int32_t value_bits;  // 3, 4 or 8
+  int32_t rotate;      // 1: values are rotated by the orthonormal Hadamard matrix
+};
+
+// The paged cache: uint8 [num_blocks, num_kv_heads, block_size, slot_bytes]; the tile
+// of one (block, head) is contiguous, its order is layout.h's.
+struct Cache {
+  uint8_t* data;
+  int64_t num_blocks;
+  int64_t block_stride;  // bytes
+  int64_t head_stride;   // bytes
+  int32_t num_kv_heads;
+  int32_t block_size;  // tokens, a multiple of 16
+  int32_t head_dim;
+  Format format;
+};
+
+// Quantize `num_tokens` rows and scatter them by slot; a slot < 0 is skipped.
+struct StoreArgs {
+  Cache cache;
+  const void* key;    // [num_tokens, num_kv_heads, head_dim] dtype
+  const void* value;  // same shape and dtype
+  const int64_t* slot_mapping;  // [num_tokens]
+  int64_t num_tokens;
+  int64_t key_token_stride, key_head_stride;  // elements
+  int64_t value_token_stride, value_head_stride;
+  DType dtype;
+  int32_t num_threads;
+};
+
+// Causal attention of the query rows of `num_reqs` requests over their cached tokens.
+struct AttentionArgs {
+  Cache cache;
+  const void* query;  // [num_tokens, num_heads, head_dim] dtype
+  void* output;       // same shape and dtype
+  const int32_t* block_table;      // [num_reqs, block_table_stride]
+  const int32_t* seq_lens;         // [num_reqs] cached tokens, the queries' included
+  const int32_t* query_start_loc;  // [num_reqs + 1]
+  int64_t query_token_stride, query_head_stride;  // elements
+  int64_t output_token_stride, output_head_stride;
+  int64_t block_table_stride;  // elements
+  int32_t num_reqs;
+  int32_t num_heads;
+  int32_t sliding_window;  // keys a query sees, itself included; <= 0: all
+  DType dtype;
+  float scale;
+  int32_t num_threads;
+};
+
+}  // namespace polykv

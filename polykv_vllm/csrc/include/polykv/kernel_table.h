@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// What one instruction set offers: each kernels_<isa>.cpp exports one table.
+#pragma once
+
+#include <cstdint>
+
+#include "polykv/args.h"
+
+namespace polykv {
+
+// Tokens whose scores share one maximum and one int8 scale of the probabilities.
+constexpr int kTileTokens = 128;
+// Tokens of a split: splits lie at multiples of this from the start of the sequence
+// and their partial results merge in ascending order, whoever computes them.
+constexpr int kSplitTokens = 512;
+// Query rows (tokens x heads of the group) that one pass over the cache serves.
+constexpr int kMaxRows = 64;
+
+// Rows `row_begin..row_begin+num_rows` of (request, KV head); row = token*group + head.
+struct RowBlock {
+  int32_t request;
+  int32_t kv_head;
+  int32_t row_begin;
+  int32_t num_rows;
+};
+
+// Running softmax state of a block of rows: maximum of the scores in base 2, sum of
+// the weights, weighted sum of the (rotated) values. -inf, 0, 0 is the neutral state.
+struct RowState {
+  float* max;  // [kMaxRows]
+  float* sum;  // [kMaxRows]
+  float* acc;  // [kMaxRows, head_dim]
+};
+
+struct KernelTable {
+  const char* name;
+  bool (*supported)();
+  // Tokens begin..end of StoreArgs, all heads.
+  void (*store)(const StoreArgs& args, int64_t begin, int64_t end);
+  // Folds splits first..last (exclusive) into `state`, which the caller initialised.
+  void (*attend)(const AttentionArgs& args, const RowBlock& rows, int first_split,
+                 int last_split, RowState state);
+  // state = merge(state, part): the fold that `attend` itself uses between splits.
+  void (*merge)(int num_rows, int head_dim, RowState state, RowState part);
+  // Normalises, rotates back, converts and writes the rows.
+  void (*finish)(const AttentionArgs& args, const RowBlock& rows, RowState state);
+};
+
+const KernelTable& scalar_kernels();
+const KernelTable& avx512_kernels();
+const KernelTable& amx_kernels();
+
+}  // namespace polykv

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Byte offsets in a tile. The drawing is in formats/layout.py; a test compares the two.
+#pragma once
+
+#include <cstdint>
+
+#include "polykv/args.h"
+
+namespace polykv {
+
+constexpr int kSubtileTokens = 16;  // tokens beside each other in the key codes
+constexpr int kQuadTokens = 4;      // tokens beside each other in the value codes
+
+struct TileLayout {
+  int64_t value_codes;  // key codes start at 0
+  int64_t value_high;   // high plane of 3-bit codes
+  int64_t key_scales;
+  int64_t value_scales;
+  int64_t tile_bytes;
+
+  TileLayout(const Format& format, int64_t head_dim, int64_t block_size) {
+    const int64_t plane_bits = value_plane_bits(format);
+    value_codes = block_size * head_dim;
+    value_high = value_codes + block_size * head_dim / 4;
+    key_scales = value_codes + block_size * head_dim * plane_bits / 8;
+    value_scales = key_scales + 2 * block_size;
+    tile_bytes = value_scales + 2 * block_size;
+  }
+
+  static int value_plane_bits(const Format& format) {
+    return format.value_bits - (8 - format.key_bits);
+  }
+};
+
+}  // namespace polykv

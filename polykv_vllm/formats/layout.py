@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where each bit lies inside a tile: the only place that knows offsets.
+
+A tile is the memory of one (block, KV head): `block_size` tokens, contiguous.
+
+    | key codes        N*D bytes  [N/16][D/4][16 tokens][4 dims]
+    | value codes      N*D*b/8    see below, b = value_plane_bits
+    | key scales       N*2        bf16 [N]
+    | value scales     N*2        bf16 [N]
+
+Every byte belongs to one token, so appending a token never rewrites another's.
+Four tokens (a quad) lie byte by byte beside each other, because an int8 dot
+product over tokens consumes them so:
+
+    b = 8   [N/4][D/16][16][4]   the level itself, int8
+    b = 4   [N/4][D/32][16][4]   low nibble: dim 32c+i, high nibble: dim 32c+16+i
+    b = 3   low plane   [N/4][D/64][16][4]  bits 2f, 2f+1: low bits of dim 64c+16f+i
+            high plane  [N/4][D/64][8][4]   bit f+4h: top bit of dim 64c+16f+8h+i
+
+(c: chunk, i: index in the third axis, f in 0..3, h in 0..1.) With 7-bit keys bit 7
+of the key byte of dim d holds the top bit of the value code of dim d.
+
+The key order serves AVX-512 VNNI (one load = 4 dims of 16 tokens), AVX2 and AMX
+(one 16-row tile = 64 dims of 16 tokens) alike. `LAYOUT_ID` names this order.
+"""
+
+from dataclasses import dataclass
+
+from polykv_vllm.formats.registry import FormatSpec
+
+LAYOUT_ID = "cpu_quad_v1"
+"""Identity of the physical order; a tile of another order is never readable."""
+
+BLOCK_SIZE_MULTIPLE = 16
+"""Tokens in a subtile; block sizes must be multiples of it."""
+
+_SUBTILE = 16
+_QUAD = 4
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """Byte offsets in one tile of a format.
+
+    Attributes:
+        spec: The format.
+        head_dim: Elements per head; one of the supported head dimensions.
+        block_size: Tokens per block; a multiple of `BLOCK_SIZE_MULTIPLE`.
+
+    """
+
+    spec: FormatSpec
+    head_dim: int
+    block_size: int
+
+    def __post_init__(self) -> None:
+        self.spec.check_head_dim(self.head_dim)
+        if self.block_size <= 0 or self.block_size % BLOCK_SIZE_MULTIPLE:
+            raise ValueError(
+                f"block size {self.block_size} is not a positive multiple of "
+                f"{BLOCK_SIZE_MULTIPLE}"
+            )
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one (block, KV head)."""
+        return self.block_size * self.spec.slot_bytes(self.head_dim)
+
+    @property
+    def value_codes_offset(self) -> int:
+        """First byte of the value codes (key codes start at 0)."""
+        return self.block_size * self.head_dim
+
+    @property
+    def key_scales_offset(self) -> int:
+        """First byte of the key scales."""
+        value_bytes = self.block_size * self.head_dim * self.spec.value_plane_bits // 8
+        return self.value_codes_offset + value_bytes
+
+    @property
+    def value_scales_offset(self) -> int:
+        """First byte of the value scales."""
+        return self.key_scales_offset + 2 * self.block_size
+
+    @property
+    def value_high_plane_offset(self) -> int:
+        """First byte of the high plane of 3-bit value codes."""
+        return self.value_codes_offset + self.block_size * self.head_dim // 4
+
+    def key_byte(self, token: int, dim: int) -> int:
+        """Offset of the byte with the key code of (token, dim)."""
+        subtile, lane = divmod(token, _SUBTILE)
+        row, column = divmod(dim, 4)
+        return ((subtile * (self.head_dim // 4) + row) * _SUBTILE + lane) * 4 + column
+
+    def value_bit(self, token: int, dim: int, bit: int) -> tuple[int, int]:
+        """Place of one bit (0 = lowest) of the value code of (token, dim).
+
+        Returns:
+            Offset of the byte in the tile, and the bit's number in that byte.
+
+        """
+        if bit >= self.spec.value_plane_bits:
+            return self.key_byte(token, dim), 7
+        quad, column = divmod(token, _QUAD)
+        if self.spec.value_plane_bits == 8:
+            return self._value_byte(quad, dim, column, width=16), bit
+        if self.spec.value_plane_bits == 4:
+            chunk, rest = divmod(dim, 32)
+            high, index = divmod(rest, 16)
+            byte = self._value_byte(quad, chunk * 16 + index, column, width=16)
+            return byte, 4 * high + bit
+        return self._value_bit_3(quad, column, dim, bit)
+
+    def _value_byte(self, quad: int, index: int, column: int, width: int) -> int:
+        # Bytes per token and quad row: D, D/2 or D/4, `width` at a time.
+        per_token = self.head_dim * (self.spec.value_plane_bits // 2 * 2) // 8
+        if self.spec.value_plane_bits == 3:
+            per_token = self.head_dim * (2 if width == 16 else 1) // 8
+        return self.value_codes_offset + (quad * per_token + index) * _QUAD + column
+
+    def _value_bit_3(
+        self, quad: int, column: int, dim: int, bit: int
+    ) -> tuple[int, int]:
+        chunk, rest = divmod(dim, 64)
+        field, lane = divmod(rest, 16)
+        if bit < 2:
+            byte = self._value_byte(quad, chunk * 16 + lane, column, width=16)
+            return byte, 2 * field + bit
+        half, index = divmod(lane, 8)
+        byte = self._value_byte(quad, chunk * 8 + index, column, width=8)
+        plane = self.value_high_plane_offset - self.value_codes_offset
+        return byte + plane, field + 4 * half

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ctypes mirror of csrc/include/polykv/args.h; sizes are compared at load."""
+
+import ctypes as ct
+
+from polykv_vllm.formats import FormatSpec
+
+
+class Format(ct.Structure):
+    """`polykv::Format`."""
+
+    _fields_ = [
+        ("key_bits", ct.c_int32),
+        ("value_bits", ct.c_int32),
+        ("rotate", ct.c_int32),
+    ]
+
+    @classmethod
+    def of(cls, fmt: FormatSpec) -> "Format":
+        """Return the struct for `fmt`."""
+        return cls(fmt.key_bits, fmt.value_bits, fmt.value_rotation == "hadamard")
+
+
+class Cache(ct.Structure):
+    """`polykv::Cache`."""
+
+    _fields_ = [
+        ("data", ct.c_void_p),
+        ("num_blocks", ct.c_int64),
+        ("block_stride", ct.c_int64),
+        ("head_stride", ct.c_int64),
+        ("num_kv_heads", ct.c_int32),
+        ("block_size", ct.c_int32),
+        ("head_dim", ct.c_int32),
+        ("format", Format),
+    ]
+
+
+class StoreArgs(ct.Structure):
+    """`polykv::StoreArgs`."""
+
+    _fields_ = [
+        ("cache", Cache),
+        ("key", ct.c_void_p),
+        ("value", ct.c_void_p),
+        ("slot_mapping", ct.c_void_p),
+        ("num_tokens", ct.c_int64),
+        ("key_token_stride", ct.c_int64),
+        ("key_head_stride", ct.c_int64),
+        ("value_token_stride", ct.c_int64),
+        ("value_head_stride", ct.c_int64),
+        ("dtype", ct.c_int32),
+        ("num_threads", ct.c_int32),
+    ]
+
+
+class AttentionArgs(ct.Structure):
+    """`polykv::AttentionArgs`."""
+
+    _fields_ = [
+        ("cache", Cache),
+        ("query", ct.c_void_p),
+        ("output", ct.c_void_p),
+        ("block_table", ct.c_void_p),
+        ("seq_lens", ct.c_void_p),
+        ("query_start_loc", ct.c_void_p),
+        ("query_token_stride", ct.c_int64),
+        ("query_head_stride", ct.c_int64),
+        ("output_token_stride", ct.c_int64),
+        ("output_head_stride", ct.c_int64),
+        ("block_table_stride", ct.c_int64),
+        ("num_reqs", ct.c_int32),
+        ("num_heads", ct.c_int32),
+        ("sliding_window", ct.c_int32),
+        ("dtype", ct.c_int32),
+        ("scale", ct.c_float),
+        ("num_threads", ct.c_int32),
+    ]

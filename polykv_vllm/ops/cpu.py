@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The C++ kernels: loads the library, checks arguments, hands over pointers.
+
+The library is plain C (ctypes), not a torch extension: it depends on no torch ABI,
+so one wheel serves CPU and CUDA builds of any torch. Everything the kernels take on
+trust (shapes, strides, block and slot bounds) is checked here.
+"""
+
+import ctypes as ct
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FormatSpec
+from polykv_vllm.ops._structs import AttentionArgs, Cache, Format, StoreArgs
+
+LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
+
+_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+
+@cache
+def load_library() -> ct.CDLL:
+    """Load the kernel library.
+
+    Raises:
+        ImportError: It is missing, or was built from other sources than these.
+
+    """
+    if not LIBRARY.exists():
+        raise ImportError(
+            f"{LIBRARY} is missing: polykv-vllm was not built. Install it with "
+            "`pip install --no-build-isolation .` (needs a C++ compiler)."
+        )
+    lib = ct.CDLL(str(LIBRARY))
+    lib.polykv_isa_name.restype = ct.c_char_p
+    for name, struct in (("store", StoreArgs), ("attention", AttentionArgs)):
+        sizeof = getattr(lib, f"polykv_sizeof_{name}_args")
+        sizeof.restype = ct.c_int64
+        if sizeof() != ct.sizeof(struct):
+            raise ImportError(
+                f"{LIBRARY} is stale: its {name} arguments take {sizeof()} bytes, "
+                f"these sources expect {ct.sizeof(struct)}. Build it again."
+            )
+    return lib
+
+
+def implementations() -> dict[str, tuple[Callable[..., None], Callable[..., None]]]:
+    """Return {isa: (reshape_and_cache, paged_attention)}, fastest first."""
+    lib = load_library()
+    return {
+        lib.polykv_isa_name(i).decode(): (partial(_store, i), partial(_attend, i))
+        for i in range(lib.polykv_num_isas())
+        if lib.polykv_isa_supported(i)
+    }
+
+
+def _cache_struct(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Cache:
+    num_blocks, num_kv_heads, block_size, _ = kv_cache.shape
+    if block_size % BLOCK_SIZE_MULTIPLE:
+        raise ValueError(
+            f"block size {block_size} is not a multiple of {BLOCK_SIZE_MULTIPLE}"
+        )
+    return Cache(
+        kv_cache.data_ptr(),
+        num_blocks,
+        kv_cache.stride(0),
+        kv_cache.stride(1),
+        num_kv_heads,
+        block_size,
+        head_dim,
+        Format.of(fmt),
+    )
+
+
+def _check_rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> int:
+    """Check `[num_tokens, heads, head_dim]` rows; return the kernel's dtype number."""
+    if rows.device.type != "cpu" or rows.dtype not in _DTYPES:
+        raise ValueError(
+            f"{name} must be bf16, fp16 or fp32 on the CPU, not {rows.dtype} on "
+            f"{rows.device}"
+        )
+    if rows.dim() != 3 or tuple(rows.shape[1:]) != shape or rows.stride(2) != 1:
+        raise ValueError(
+            f"{name} must be [num_tokens, {shape[0]}, {shape[1]}] with a contiguous "
+            f"last dimension, not {list(rows.shape)} with strides {rows.stride()}"
+        )
+    return _DTYPES[rows.dtype]
+
+
+def _check_index(name: str, index: torch.Tensor, dtype: torch.dtype) -> None:
+    if index.dtype != dtype or index.device.type != "cpu":
+        raise ValueError(
+            f"{name} must be {dtype} on the CPU, not {index.dtype} on {index.device}"
+        )
+    if index.numel() and index.stride(-1) != 1:
+        raise ValueError(f"the last dimension of {name} must be contiguous")
+
+
+def _store(
+    isa: int,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    fmt: FormatSpec,
+    num_threads: int,
+) -> None:
+    head_dim = key.shape[-1]
+    cache = _cache_struct(kv_cache, fmt, head_dim)
+    shape = (cache.num_kv_heads, head_dim)
+    dtype = _check_rows("key", key, shape)
+    if _check_rows("value", value, shape) != dtype:
+        raise ValueError(f"key is {key.dtype}, value {value.dtype}")
+    slots = slot_mapping.to(torch.int64)
+    _check_index("slot_mapping", slots, torch.int64)
+    num_tokens = slots.shape[0]
+    if num_tokens == 0:
+        return
+    if min(key.shape[0], value.shape[0]) < num_tokens:
+        raise ValueError(
+            f"{num_tokens} slots for {key.shape[0]} keys and {value.shape[0]} values"
+        )
+    limit = cache.num_blocks * cache.block_size
+    if int(slots.max()) >= limit:
+        raise ValueError(f"slot {int(slots.max())} lies outside the cache's {limit}")
+    args = StoreArgs(
+        cache,
+        key.data_ptr(),
+        value.data_ptr(),
+        slots.data_ptr(),
+        num_tokens,
+        key.stride(0),
+        key.stride(1),
+        value.stride(0),
+        value.stride(1),
+        dtype,
+        num_threads,
+    )
+    load_library().polykv_reshape_and_cache(isa, ct.byref(args))
+
+
+def _attend(
+    isa: int,
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    output: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    fmt: FormatSpec,
+    scale: float,
+    sliding_window: int,
+    num_threads: int,
+) -> None:
+    num_heads, head_dim = query.shape[1:]
+    cache = _cache_struct(kv_cache, fmt, head_dim)
+    dtype = _check_rows("query", query, (num_heads, head_dim))
+    if _check_rows("output", output, (num_heads, head_dim)) != dtype:
+        raise ValueError(f"query is {query.dtype}, output {output.dtype}")
+    if num_heads % cache.num_kv_heads:
+        raise ValueError(
+            f"{num_heads} query heads are no multiple of {cache.num_kv_heads} KV heads"
+        )
+    for name, index in (
+        ("block_table", block_table),
+        ("seq_lens", seq_lens),
+        ("query_start_loc", query_start_loc),
+    ):
+        _check_index(name, index, torch.int32)
+    num_reqs = seq_lens.shape[0]
+    _check_batch(query, output, block_table, seq_lens, query_start_loc, cache)
+    args = AttentionArgs(
+        cache,
+        query.data_ptr(),
+        output.data_ptr(),
+        block_table.data_ptr(),
+        seq_lens.data_ptr(),
+        query_start_loc.data_ptr(),
+        query.stride(0),
+        query.stride(1),
+        output.stride(0),
+        output.stride(1),
+        block_table.stride(0),
+        num_reqs,
+        num_heads,
+        sliding_window,
+        dtype,
+        scale,
+        num_threads,
+    )
+    load_library().polykv_paged_attention(isa, ct.byref(args))
+
+
+def _check_batch(
+    query: torch.Tensor,
+    output: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    cache: Cache,
+) -> None:
+    """Check that every index the kernel follows stays inside its tensor."""
+    num_reqs = seq_lens.shape[0]
+    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
+        raise ValueError(
+            f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
+            f"{block_table.shape[0]} block table rows"
+        )
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    if starts[-1] > min(query.shape[0], output.shape[0]):
+        raise ValueError(
+            f"query_start_loc ends at {starts[-1]}, beyond the {query.shape[0]} query "
+            f"and {output.shape[0]} output rows"
+        )
+    for request, length in enumerate(lengths):
+        queries = starts[request + 1] - starts[request]
+        if not 0 <= queries <= length and queries:
+            raise ValueError(
+                f"request {request} has {queries} query tokens and {length} cached ones"
+            )
+    width = block_table.shape[1] * cache.block_size
+    if lengths and max(lengths) > width:
+        raise ValueError(
+            f"a sequence of {max(lengths)} tokens exceeds the block table's {width}"
+        )

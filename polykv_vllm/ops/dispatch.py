@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public operations and the choice of their implementation."""
+
+import os
+from functools import cache
+
+import torch
+
+from polykv_vllm.formats import FormatSpec
+from polykv_vllm.ops import cpu, reference
+from polykv_vllm.ops.table import OpTable, validate_cache
+
+ISA_VARIABLE = "POLYKV_CPU_ISA"
+
+
+@cache
+def _table() -> OpTable:
+    table = OpTable()
+    for isa, (store, attend) in cpu.implementations().items():
+        table.register("reshape_and_cache", "cpu", isa, store)
+        table.register("paged_attention", "cpu", isa, attend)
+    # The oracle, for tests and for measuring what the kernels themselves cost.
+    table.register("reshape_and_cache", "cpu", "reference", reference.store)
+    table.register("paged_attention", "cpu", "reference", reference.attend)
+    return table
+
+
+def available_isas() -> tuple[str, ...]:
+    """Instruction sets usable on this CPU, fastest first; "reference" comes last."""
+    return _table().isas("cpu")
+
+
+@cache
+def current_isa() -> str:
+    """The instruction set in use: the fastest, or what POLYKV_CPU_ISA names.
+
+    Raises:
+        ValueError: POLYKV_CPU_ISA names one that this CPU or build does not have.
+
+    """
+    available = available_isas()
+    forced = os.environ.get(ISA_VARIABLE)
+    if not forced:
+        return available[0]
+    if forced not in available:
+        raise ValueError(
+            f"{ISA_VARIABLE}={forced}: not available here; available: "
+            f"{', '.join(available)}"
+        )
+    return forced
+
+
+def reshape_and_cache(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    fmt: FormatSpec,
+    *,
+    isa: str | None = None,
+    num_threads: int = 0,
+) -> None:
+    """Quantize keys and values and write them to their slots.
+
+    Args:
+        key: `[num_tokens, num_kv_heads, head_dim]` bf16, fp16 or fp32; at least as
+            many tokens as `slot_mapping` has. The last dimension is contiguous.
+        value: Like `key`.
+        kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8; written.
+        slot_mapping: `[num_tokens]` int64; `block * block_size + offset`, or a
+            negative number for a token to skip.
+        fmt: The cache's format.
+        isa: Instruction set; the default is `current_isa()`.
+        num_threads: OpenMP threads; 0 is the process's default.
+
+    Raises:
+        ValueError: Shapes, dtypes or strides do not fit.
+        NotImplementedError: No implementation for this device and instruction set.
+
+    """
+    fmt.check_head_dim(key.shape[-1])
+    validate_cache(kv_cache, fmt.slot_bytes(key.shape[-1]))
+    entry = _table().require("reshape_and_cache", key.device.type, isa or current_isa())
+    entry(key, value, kv_cache, slot_mapping, fmt, num_threads)
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    output: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    fmt: FormatSpec,
+    scale: float,
+    sliding_window: int = -1,
+    *,
+    isa: str | None = None,
+    num_threads: int = 0,
+) -> None:
+    """Causal attention of each request's last tokens over its cached tokens.
+
+    The cache already holds the keys and values of the query tokens themselves. The
+    result of a row depends on the row and on the cached bytes alone, bit for bit:
+    not on the rest of the batch, the chunks of the prompt, or the threads.
+
+    Args:
+        query: `[num_tokens, num_heads, head_dim]` bf16, fp16 or fp32.
+        kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8.
+        output: Like `query`; rows of the requests are written, others untouched.
+        block_table: `[num_reqs, max_num_blocks]` int32.
+        seq_lens: `[num_reqs]` int32, the query tokens included.
+        query_start_loc: `[num_reqs + 1]` int32, offsets into `query`.
+        fmt: The cache's format.
+        scale: Softmax scale.
+        sliding_window: Keys that a query sees, itself included; -1 for all.
+        isa: Instruction set; the default is `current_isa()`.
+        num_threads: OpenMP threads; 0 is the process's default.
+
+    Raises:
+        ValueError: Shapes, dtypes or strides do not fit.
+        NotImplementedError: No implementation for this device and instruction set.
+
+    """
+    fmt.check_head_dim(query.shape[-1])
+    validate_cache(kv_cache, fmt.slot_bytes(query.shape[-1]))
+    device = query.device.type
+    entry = _table().require("paged_attention", device, isa or current_isa())
+    entry(
+        query,
+        kv_cache,
+        output,
+        block_table,
+        seq_lens,
+        query_start_loc,
+        fmt,
+        scale,
+        sliding_window,
+        num_threads,
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capability table: (op, device, isa) -> callable.
+
+Every implementation listed takes every format and head dimension of `formats/`;
+what those are is checked before the look-up, by `FormatSpec.check_head_dim`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+OPS = ("reshape_and_cache", "paged_attention")
+
+Entry = Callable[..., None]
+
+
+class OpTable:
+    """Implementations by (op, device type, isa)."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, str, str], Entry] = {}
+
+    def register(self, op: str, device: str, isa: str, entry: Entry) -> None:
+        """Add an implementation.
+
+        Raises:
+            ValueError: The op is unknown, or the place is taken.
+
+        """
+        key = (op, device, isa)
+        if op not in OPS:
+            raise ValueError(f"unknown op {op!r}; ops: {', '.join(OPS)}")
+        if key in self._entries:
+            raise ValueError(f"{op} is already registered for {device}/{isa}")
+        self._entries[key] = entry
+
+    def isas(self, device: str) -> tuple[str, ...]:
+        """Instruction sets registered for `device`, in order of registration."""
+        return tuple(dict.fromkeys(i for _, d, i in self._entries if d == device))
+
+    def require(self, op: str, device: str, isa: str) -> Entry:
+        """Return the implementation.
+
+        Raises:
+            NotImplementedError: There is none; the message lists what exists.
+
+        """
+        entry = self._entries.get((op, device, isa))
+        if entry is None:
+            known = ", ".join(
+                f"{d}/{i}" for o, d, i in self._entries if o == op
+            )
+            raise NotImplementedError(
+                f"polykv has no {op} for device {device!r} with isa {isa!r}; "
+                f"available: {known or 'none'}"
+            )
+        return entry
+
+
+def validate_cache(kv_cache: Any, slot_bytes: int) -> None:
+    """Check dtype and shape of a cache tensor.
+
+    Args:
+        kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8, the last
+            two dimensions contiguous.
+        slot_bytes: What the format needs per (token, KV head).
+
+    Raises:
+        ValueError: It is not such a tensor.
+
+    """
+    import torch
+
+    if kv_cache.dtype != torch.uint8 or kv_cache.dim() != 4:
+        raise ValueError(
+            "kv_cache must be uint8 [num_blocks, num_kv_heads, block_size, "
+            f"slot_bytes], not {kv_cache.dtype} {list(kv_cache.shape)}"
+        )
+    if kv_cache.shape[3] != slot_bytes:
+        raise ValueError(
+            f"kv_cache has {kv_cache.shape[3]} bytes per (token, KV head); the format "
+            f"needs {slot_bytes}"
+        )
+    if kv_cache.stride(3) != 1 or kv_cache.stride(2) != slot_bytes:
+        raise ValueError("the tile of one (block, KV head) must be contiguous")

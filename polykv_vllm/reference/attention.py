@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention over the dequantized cache, fp32, one request at a time."""
+
+import torch
+
+from polykv_vllm.formats import FormatSpec
+from polykv_vllm.reference.cache import gather
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float,
+    sliding_window: int = -1,
+) -> torch.Tensor:
+    """Causal attention of the last tokens of a sequence.
+
+    Args:
+        query: `[num_queries, num_heads, head_dim]`: the last `num_queries` tokens.
+        key: `[seq_len, num_kv_heads, head_dim]` fp32 or fp64.
+        value: Like `key`.
+        scale: Softmax scale.
+        sliding_window: Keys that a query sees, itself included; -1 for all.
+
+    Returns:
+        `[num_queries, num_heads, head_dim]` in the dtype of `key`.
+
+    """
+    num_queries, num_heads, _ = query.shape
+    seq_len, num_kv_heads, _ = key.shape
+    group = num_heads // num_kv_heads
+    position = torch.arange(seq_len - num_queries, seq_len).unsqueeze(1)
+    token = torch.arange(seq_len).unsqueeze(0)
+    visible = token <= position
+    if sliding_window > 0:
+        visible &= token > position - sliding_window
+    output = torch.empty(query.shape, dtype=key.dtype)
+    for head in range(num_heads):
+        k, v = key[:, head // group], value[:, head // group]
+        scores = query[:, head].to(key.dtype) @ k.T * scale
+        scores = scores.masked_fill(~visible, -torch.inf)
+        # Rows outside the window may hold NaN: select them out, 0 * NaN is NaN.
+        seen = visible.any(0).unsqueeze(1)
+        output[:, head] = scores.softmax(-1) @ torch.where(seen, v, torch.zeros_like(v))
+    return output
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: torch.Tensor,
+    output: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    fmt: FormatSpec,
+    scale: float,
+    sliding_window: int = -1,
+) -> None:
+    """Attention over the cache; arguments as `ops.paged_attention`."""
+    starts = query_start_loc.tolist()
+    for request, seq_len in enumerate(seq_lens.tolist()):
+        first, last = starts[request], starts[request + 1]
+        if first == last:
+            continue
+        key, value = gather(
+            kv_cache, block_table[request], seq_len, query.shape[-1], fmt
+        )
+        output[first:last] = attention(
+            query[first:last], key, value, scale, sliding_window
+        ).to(output.dtype)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From rows to codes and scales, and back. fp32 throughout, one rounding per step.
+
+Sources: PolyKV (arXiv 2604.24971) for int8 keys and 3-bit rotated values, with
+per-(token, head) scales; TurboQuant (arXiv 2504.19874) for rotation and codebook.
+The value scale makes the norm of the dequantized row equal the row's own, which
+costs nothing at run time and measured better than the plain RMS.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from polykv_vllm.formats import CODEBOOKS, FormatSpec
+from polykv_vllm.reference.rotation import fwht, rotate
+
+
+class Quantized(NamedTuple):
+    """Codes and scales of rows.
+
+    Attributes:
+        codes: `[..., head_dim]` int32; signed for symmetric quantizers, an index into
+            the codebook's levels for rotated values.
+        scale: `[...]` bf16.
+
+    """
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+
+
+def bf16_round_up(x: torch.Tensor) -> torch.Tensor:
+    """Round non-negative fp32 to bf16 away from zero."""
+    bits = (x.float().contiguous().view(torch.int32).long() + 0xFFFF) >> 16
+    return bits.to(torch.int16).view(torch.bfloat16)
+
+
+def quantize_symmetric(rows: torch.Tensor, max_code: int) -> Quantized:
+    """Quantize to integers in `-max_code..max_code`.
+
+    Args:
+        rows: `[..., head_dim]` fp32, finite.
+        max_code: 127 or 63.
+
+    """
+    scale = bf16_round_up(rows.abs().amax(-1) / max_code)
+    divisor = scale.float().unsqueeze(-1)
+    codes = (rows / divisor).clamp(-max_code, max_code).round()
+    codes = torch.where(divisor == 0, torch.zeros_like(codes), codes)
+    return Quantized(codes.int(), scale)
+
+
+def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
+    # Halves added to halves: the order in which the kernels reduce.
+    while rows.shape[-1] > 1:
+        half = rows.shape[-1] // 2
+        rows = rows[..., :half] + rows[..., half:]
+    return rows[..., 0]
+
+
+def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    return (exponent << 23).view(torch.float32)
+
+
+def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
+    """Rotate, then quantize with the Lloyd-Max codebook of `bits` bits.
+
+    Rows whose largest magnitude is below 2^-125 get scale 0.
+
+    Args:
+        rows: `[..., head_dim]` fp32, finite.
+        bits: 3 or 4.
+
+    """
+    book = CODEBOOKS[bits]
+    head_dim = rows.shape[-1]
+    largest = rows.abs().amax(-1).contiguous()
+    exponent = largest.view(torch.int32) >> 23
+    lost = exponent <= 1
+    exponent = exponent.clamp(min=2)
+    # An exact power of two keeps the squares of any row in range.
+    y = fwht(rows * _power_of_two(255 - exponent).unsqueeze(-1))
+    norm2 = _tree_sum(y * y)
+    rms = torch.sqrt(norm2 / head_dim).unsqueeze(-1)
+    boundaries = torch.tensor(book.boundaries, dtype=torch.float32)
+    codes = (y.unsqueeze(-1) > boundaries * rms.unsqueeze(-1)).sum(-1, dtype=torch.int32)
+    codes = torch.where(lost.unsqueeze(-1), torch.zeros_like(codes), codes)
+    levels = torch.tensor(book.levels)[codes.long()]
+    level_norm2 = (levels * levels).sum(-1) * head_dim
+    scale = torch.sqrt(norm2 / level_norm2.float()) * _power_of_two(exponent - 1)
+    scale = torch.where(lost, torch.zeros_like(scale), scale)
+    return Quantized(codes, scale.to(torch.bfloat16))
+
+
+def quantize_key(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
+    """Quantize keys `[..., head_dim]` fp32."""
+    return quantize_symmetric(rows, fmt.key_max_code)
+
+
+def quantize_value(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
+    """Quantize values `[..., head_dim]` fp32."""
+    if fmt.value_rotation == "none":
+        return quantize_symmetric(rows, 127)
+    return quantize_rotated(rows, fmt.value_bits)
+
+
+def dequantize_key(quantized: Quantized) -> torch.Tensor:
+    """Return keys `[..., head_dim]` fp32."""
+    return quantized.codes.float() * quantized.scale.float().unsqueeze(-1)
+
+
+def dequantize_value(quantized: Quantized, fmt: FormatSpec) -> torch.Tensor:
+    """Return values `[..., head_dim]` fp32, rotated back."""
+    scale = quantized.scale.float().unsqueeze(-1)
+    if fmt.value_rotation == "none":
+        return quantized.codes.float() * scale
+    levels = torch.tensor(CODEBOOKS[fmt.value_bits].levels)
+    return rotate(levels[quantized.codes.long()].float() * scale)

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Walsh-Hadamard transform in natural (Sylvester) order."""
+
+import torch
+
+
+def fwht(rows: torch.Tensor) -> torch.Tensor:
+    """Return the unnormalised transform of each row.
+
+    The stages run from the widest distance to the narrowest; with fp32 input the
+    kernels, which do the same, agree bit for bit.
+
+    Args:
+        rows: `[..., head_dim]`, head_dim a power of two.
+
+    """
+    head_dim = rows.shape[-1]
+    if head_dim & (head_dim - 1):
+        raise ValueError(f"head dimension {head_dim} is not a power of two")
+    distance = head_dim // 2
+    while distance:
+        pairs = rows.unflatten(-1, (-1, 2, distance))
+        low, high = pairs[..., 0, :], pairs[..., 1, :]
+        rows = torch.stack((low + high, low - high), -2).flatten(-3)
+        distance //= 2
+    return rows
+
+
+def rotate(rows: torch.Tensor) -> torch.Tensor:
+    """Multiply each row by the orthonormal Hadamard matrix (its own inverse)."""
+    return fwht(rows) / rows.shape[-1] ** 0.5

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One attention layer: hands vLLM's tensors to the ops."""
+
+from typing import Any
+
+import torch
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from polykv_vllm import ops
+from polykv_vllm.attention.metadata import PolyKVMetadata
+from polykv_vllm.config import parse_options
+from polykv_vllm.errors import UnsupportedError
+from polykv_vllm.formats import get_format
+
+
+class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
+    """Attention over a compressed cache; the format may differ between layers."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        **extra_impl_args: Any,
+    ) -> None:
+        """Keep what the kernels need and refuse what they do not have.
+
+        Raises:
+            UnsupportedError: The layer is not plain causal decoder attention.
+
+        """
+        unsupported = {
+            "ALiBi": alibi_slopes is not None,
+            "a logits soft cap": bool(logits_soft_cap),
+            f"{attn_type} attention": attn_type != AttentionType.DECODER,
+            "KV sharing between layers": kv_sharing_target_layer_name is not None,
+        }
+        unsupported |= {
+            f"the argument {name}": value is not None
+            for name, value in extra_impl_args.items()
+        }
+        if found := [name for name, is_used in unsupported.items() if is_used]:
+            raise UnsupportedError(
+                f"{kv_cache_dtype} does not support {', '.join(found)}; it serves "
+                "causal decoder attention, with or without a sliding window"
+            )
+        self.fmt = get_format(kv_cache_dtype)
+        self.fmt.check_head_dim(head_size)
+        self.kv_cache_dtype = kv_cache_dtype
+        self.num_heads = num_heads
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.head_size = head_size
+        self.scale = float(scale)
+        self.sliding_window = -1 if sliding_window is None else sliding_window
+        options = parse_options(get_current_vllm_config().additional_config)
+        self.isa = ops.current_isa() if options.isa == "auto" else options.isa
+
+    def do_kv_cache_update(
+        self,
+        layer: torch.nn.Module,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Quantize new keys and values into their slots.
+
+        Args:
+            layer: The attention layer; its scales are not used, ours are per row.
+            key: `[num_tokens, num_kv_heads, head_size]`, maybe with padding rows.
+            value: Like `key`.
+            kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8.
+            slot_mapping: `[num_tokens]` int64; -1 for padding.
+
+        """
+        ops.reshape_and_cache(
+            key, value, kv_cache, slot_mapping, self.fmt, isa=self.isa
+        )
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: PolyKVMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Attend to what the cache holds, new tokens included.
+
+        Args:
+            layer: The attention layer (unused).
+            query: `[num_tokens, num_heads, head_size]`.
+            key: Unused: `do_kv_cache_update` has stored it.
+            value: Unused, like `key`.
+            kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8.
+            attn_metadata: The batch; None while vLLM profiles or warms up.
+            output: Like `query`; written.
+            output_scale: Must be None.
+            output_block_scale: Must be None.
+
+        Raises:
+            NotImplementedError: Quantized output was asked for.
+
+        """
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError(
+                f"{self.kv_cache_dtype} does not write quantized attention output"
+            )
+        if attn_metadata is None:
+            return output
+        ops.paged_attention(
+            query,
+            kv_cache,
+            output,
+            attn_metadata.block_table,
+            attn_metadata.seq_lens,
+            attn_metadata.query_start_loc,
+            self.fmt,
+            self.scale,
+            self.sliding_window,
+            isa=self.isa,
+        )
+        return output

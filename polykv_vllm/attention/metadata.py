@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the kernels need to know about a batch."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from vllm.v1.attention.backend import (
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+
+
+@dataclass
+class PolyKVMetadata(AttentionMetadata):
+    """One batch, the same for all layers of a KV cache group.
+
+    Attributes:
+        num_actual_tokens: Rows of query that belong to requests or to padding.
+        query_start_loc: `[num_reqs + 1]` int32, offsets into the query rows.
+        seq_lens: `[num_reqs]` int32, tokens in the cache, the query's included.
+        block_table: `[num_reqs, max_num_blocks]` int32.
+        slot_mapping: `[num_actual_tokens]` int64; -1 for padding.
+
+    """
+
+    num_actual_tokens: int
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    slot_mapping: torch.Tensor
+
+
+class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
+    """Takes the metadata over from vLLM; the kernels plan their work themselves."""
+
+    supports_update_block_table = True
+
+    def __init__(
+        self,
+        kv_cache_spec: Any,
+        layer_names: list[str],
+        vllm_config: Any,
+        device: torch.device,
+    ) -> None:
+        """Keep the arguments; vLLM requires each builder to define this."""
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> PolyKVMetadata:
+        """Build the metadata of a batch.
+
+        Raises:
+            NotImplementedError: The batch attends to later tokens too.
+
+        """
+        common = common_attn_metadata
+        if isinstance(common.causal, torch.Tensor) or not common.causal:
+            raise NotImplementedError(
+                "a polykv cache serves causal attention only; this batch is not causal"
+            )
+        num_reqs = common.num_reqs
+        return PolyKVMetadata(
+            num_actual_tokens=common.num_actual_tokens,
+            query_start_loc=common.query_start_loc[: num_reqs + 1],
+            seq_lens=common.seq_lens[:num_reqs],
+            block_table=common.block_table_tensor[:num_reqs],
+            slot_mapping=common.slot_mapping,
+        )
+
+    def update_block_table(
+        self,
+        metadata: PolyKVMetadata,
+        blk_table: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> PolyKVMetadata:
+        """Return the metadata of another KV cache group for the same batch."""
+        num_reqs = metadata.seq_lens.shape[0]
+        return replace(
+            metadata, block_table=blk_table[:num_reqs], slot_mapping=slot_mapping
+        )

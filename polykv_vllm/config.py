@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options under `--additional-config '{"polykv": {...}}'`."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from polykv_vllm.errors import OptionError
+
+OPTIONS_KEY = "polykv"
+
+
+class PolyKVConfig(BaseModel):
+    """What can be chosen beside the format, which `--kv-cache-dtype` names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    isa: Literal["auto", "amx", "avx512", "avx2", "neon", "scalar", "reference"] = (
+        Field(
+            default="auto",
+            description="CPU instruction set of the kernels; auto takes the fastest "
+            "that this CPU has, reference computes in plain torch (slow, for checks)",
+        )
+    )
+
+
+def parse_options(additional_config: Any) -> PolyKVConfig:
+    """Read and validate our part of vLLM's `additional_config`.
+
+    Args:
+        additional_config: The engine's; anything but a mapping has no part of ours.
+
+    Raises:
+        OptionError: Names the key, its value and what is allowed.
+
+    """
+    if not isinstance(additional_config, Mapping):
+        return PolyKVConfig()
+    given = additional_config.get(OPTIONS_KEY, {})
+    if not isinstance(given, Mapping):
+        raise OptionError(
+            f"additional_config[{OPTIONS_KEY!r}] must be a mapping of options, not "
+            f"{given!r}; options: {describe_options()}"
+        )
+    try:
+        return PolyKVConfig.model_validate(dict(given))
+    except ValidationError as error:
+        raise OptionError("; ".join(map(_explain, error.errors()))) from None
+
+
+def describe_options() -> str:
+    """List the options with their allowed values."""
+    return ", ".join(
+        f"{name} (one of {', '.join(get_args(field.annotation))})"
+        for name, field in PolyKVConfig.model_fields.items()
+    )
+
+
+def _explain(error: Any) -> str:
+    name = ".".join(map(str, error["loc"]))
+    where = f"additional_config[{OPTIONS_KEY!r}][{name!r}] = {error['input']!r}"
+    if error["type"] == "extra_forbidden":
+        return f"{where}: there is no such option; options: {describe_options()}"
+    allowed = ", ".join(map(repr, get_args(PolyKVConfig.model_fields[name].annotation)))
+    return f"{where}: not allowed; allowed: {allowed}"

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a seam is: one place where vLLM has no hook for what we need.
+
+A seam says what it replaces and why, recognises the original by its fingerprint, and
+says when it can be deleted. `Wrap` covers the common case, a function replaced by
+one that calls the original.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+from polykv_vllm.seams import probe
+
+MARKER = "__polykv_seam__"
+
+
+class SeamState(StrEnum):
+    """Where a seam stands in this process."""
+
+    INSTALLED = "installed"
+    READY = "ready"  # the target is the expected one
+    CHANGED = "changed"  # the target is missing or another one
+    OBSOLETE = "obsolete"  # vLLM has the hook now: delete the seam
+
+
+class Change(Protocol):
+    """How a seam finds, installs and removes itself; install is idempotent."""
+
+    def fingerprint(self) -> str:
+        """Describe the target as it was before this seam."""
+
+    def is_installed(self) -> bool:
+        """Whether the target carries this seam."""
+
+    def install(self) -> None:
+        """Put the seam in place, once."""
+
+    def uninstall(self) -> None:
+        """Restore the original."""
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """Replaces a function by `make(original)`, which is to call the original.
+
+    Attributes:
+        name: The seam's name, left on the replacement as a mark.
+        target: "module:qualified.name" of a function, method or classmethod.
+        make: Builds the replacement.
+        compare: What must be the same for the seam to hold: "source" where it relies
+            on what the original does, "signature" where it only calls it.
+
+    """
+
+    name: str
+    target: str
+    make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    compare: Literal["source", "signature"] = "source"
+
+    def fingerprint(self) -> str:
+        """Describe the original."""
+        _, _, attribute = probe.resolve(self.target)
+        function = probe.function_of(attribute)
+        if getattr(function, MARKER, None) == self.name:
+            function = function.__wrapped__
+        if self.compare == "signature":
+            return probe.signature(function)
+        return probe.fingerprint(function)
+
+    def is_installed(self) -> bool:
+        """Whether the target carries the mark."""
+        _, _, attribute = probe.resolve(self.target)
+        return getattr(probe.function_of(attribute), MARKER, None) == self.name
+
+    def install(self) -> None:
+        """Replace the target, keeping its kind (classmethod or function)."""
+        if self.is_installed():
+            return
+        owner, name, attribute = probe.resolve(self.target)
+        original = probe.function_of(attribute)
+        replacement = functools.wraps(original)(self.make(original))
+        setattr(replacement, MARKER, self.name)
+        setattr(owner, name, self._like(attribute, replacement))
+
+    def uninstall(self) -> None:
+        """Put the original back."""
+        if not self.is_installed():
+            return
+        owner, name, attribute = probe.resolve(self.target)
+        original = probe.function_of(attribute).__wrapped__
+        setattr(owner, name, self._like(attribute, original))
+
+    @staticmethod
+    def _like(attribute: Any, function: Callable[..., Any]) -> Any:
+        is_method_kind = isinstance(attribute, (classmethod, staticmethod))
+        return type(attribute)(function) if is_method_kind else function
+
+
+@dataclass(frozen=True)
+class Seam:
+    """The record of one seam.
+
+    Attributes:
+        name: Short, unique.
+        target: "module:qualified.name" of what is replaced or extended.
+        why: What does not work without it.
+        upstream: The discussion that would make it unnecessary, or "none".
+        expected: Fingerprints of the targets it was written for.
+        remove_when: When to delete it, in words.
+        is_obsolete: Tells from the installed vLLM whether that time has come.
+        change: Installs and removes it.
+
+    """
+
+    name: str
+    target: str
+    why: str
+    upstream: str
+    expected: tuple[str, ...]
+    remove_when: str
+    is_obsolete: Callable[[], bool]
+    change: Change = field(repr=False)
+
+    def inspect(self) -> tuple[SeamState, str]:
+        """Return the state and, unless all is well, the reason."""
+        try:
+            if self.is_obsolete():
+                return SeamState.OBSOLETE, f"delete it: {self.remove_when}"
+            if self.change.is_installed():
+                return SeamState.INSTALLED, ""
+            found = self.change.fingerprint()
+        except Exception as error:
+            # Whatever a changed vLLM throws here means the same: not our target.
+            return SeamState.CHANGED, f"{type(error).__name__}: {error}"
+        if found not in self.expected:
+            known = ", ".join(self.expected)
+            return SeamState.CHANGED, f"fingerprint {found}, expected {known}"
+        return SeamState.READY, ""

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared set-up of the tests."""
+
+import pytest
+from hypothesis import settings
+
+# The same examples on every run; no deadline, because machines share their cores.
+settings.register_profile("polykv", derandomize=True, deadline=None, max_examples=60)
+settings.load_profile("polykv")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Seed torch, so that a test's numbers do not depend on the tests before it."""
+    import torch
+
+    torch.manual_seed(0)

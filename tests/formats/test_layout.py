@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every bit of a tile has one owner, every byte one token."""
+
+from collections import Counter
+
+import pytest
+
+from polykv_vllm.formats import FORMATS, SUPPORTED_HEAD_DIMS, FormatSpec, TileLayout
+
+SHAPES = [(64, 16), (64, 48), (128, 32), (256, 16)]
+
+
+def places(layout: TileLayout) -> dict[int, list[tuple[int, int]]]:
+    """Return {token: [(byte, bit), ...]} for everything that a token stores."""
+    spec = layout.spec
+    owned: dict[int, list[tuple[int, int]]] = {}
+    for token in range(layout.block_size):
+        bits = owned.setdefault(token, [])
+        for dim in range(layout.head_dim):
+            byte = layout.key_byte(token, dim)
+            bits += [(byte, bit) for bit in range(spec.key_bits)]
+            bits += [layout.value_bit(token, dim, b) for b in range(spec.value_bits)]
+        for offset in (layout.key_scales_offset, layout.value_scales_offset):
+            first = offset + 2 * token
+            bits += [(first + i, bit) for i in range(2) for bit in range(8)]
+    return owned
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize(("head_dim", "block_size"), SHAPES)
+def test_every_bit_has_exactly_one_owner(
+    fmt: FormatSpec, head_dim: int, block_size: int
+) -> None:
+    layout = TileLayout(fmt, head_dim, block_size)
+    count = Counter(place for bits in places(layout).values() for place in bits)
+    everything = {(b, i) for b in range(layout.tile_bytes) for i in range(8)}
+    assert set(count) == everything
+    assert set(count.values()) == {1}
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize(("head_dim", "block_size"), SHAPES)
+def test_every_byte_belongs_to_one_token(
+    fmt: FormatSpec, head_dim: int, block_size: int
+) -> None:
+    layout = TileLayout(fmt, head_dim, block_size)
+    owner: dict[int, int] = {}
+    for token, bits in places(layout).items():
+        for byte, _ in bits:
+            assert owner.setdefault(byte, token) == token
+    # Each token owns as many bytes as the engine is told that a slot takes.
+    per_token = Counter(owner.values())
+    assert set(per_token.values()) == {fmt.slot_bytes(head_dim)}
+
+
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+@pytest.mark.parametrize("head_dim", SUPPORTED_HEAD_DIMS)
+@pytest.mark.parametrize("block_size", [16, 32, 48, 128])
+def test_sections_follow_each_other(
+    fmt: FormatSpec, head_dim: int, block_size: int
+) -> None:
+    layout = TileLayout(fmt, head_dim, block_size)
+    sections = [
+        0,
+        layout.value_codes_offset,
+        layout.key_scales_offset,
+        layout.value_scales_offset,
+    ]
+    assert sections == sorted(set(sections))
+    assert layout.tile_bytes == layout.value_scales_offset + 2 * block_size
+    # The kernels load whole vectors of codes and 16-bit scales.
+    assert layout.value_codes_offset % 64 == 0
+    assert layout.key_scales_offset % 2 == 0
+
+
+def test_key_order_is_the_documented_one() -> None:
+    """One load of 64 bytes = 4 dims of 16 tokens: what VNNI, AVX2 and AMX want."""
+    layout = TileLayout(FORMATS["polykv_k8v3"], 128, 32)
+    assert [layout.key_byte(0, d) for d in range(5)] == [0, 1, 2, 3, 64]
+    assert [layout.key_byte(t, 0) for t in (1, 15, 16)] == [4, 60, 16 * 128]
+
+
+def test_seven_bit_keys_carry_the_top_value_bit() -> None:
+    layout = TileLayout(FORMATS["polykv_k7v4"], 64, 32)
+    for token, dim in ((0, 0), (17, 63), (31, 5)):
+        assert layout.value_bit(token, dim, 3) == (layout.key_byte(token, dim), 7)
+
+
+@pytest.mark.parametrize("block_size", [0, -16, 8, 24, 100])
+def test_bad_block_size_is_named(block_size: int) -> None:
+    with pytest.raises(ValueError, match=f"block size {block_size} .*multiple of 16"):
+        TileLayout(FORMATS["polykv_k8v3"], 64, block_size)
+
+
+def test_bad_head_dim_is_named() -> None:
+    with pytest.raises(ValueError, match="head size 96.*64, 128, 256"):
+        TileLayout(FORMATS["polykv_k8v3"], 96, 32)

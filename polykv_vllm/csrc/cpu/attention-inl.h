@@ -19,12 +19,10 @@ struct Scratch {
   alignas(64) int8_t query[kMaxRows / kSubRows][2 * kSubRows * D];
   alignas(64) int8_t levels[kTileTokens * D];
   alignas(64) uint8_t keys[kTileTokens * D];  // 7-bit keys without their free bit
-  alignas(64) int32_t scores[2 * kSubRows * kTileTokens];
-  alignas(64) uint8_t prob[2 * kSubRows * kTileTokens];
+  SoftmaxBuffers softmax;
   alignas(64) int32_t acc[2 * kSubRows * D];
   alignas(64) float split_acc[kMaxRows * D];
   alignas(64) float split_max[kMaxRows], split_sum[kMaxRows];
-  TileScales scales;
   RowParams rows[kMaxRows];
   TileResult result;
   const uint8_t* key_tiles[kTileTokens / kSubtileTokens];
@@ -120,51 +118,74 @@ inline void load_tile(const AttentionArgs& args, const TileLayout& layout,
         reinterpret_cast<const uint16_t*>(tile + layout.key_scales) + offset;
     const auto* value_scales =
         reinterpret_cast<const uint16_t*>(tile + layout.value_scales) + offset;
-    store(scratch.scales.key + s * 16, load_bf16(key_scales));
-    store(scratch.scales.value + s * 16, load_bf16(value_scales));
+    store(scratch.softmax.scales.key + s * 16, load_bf16(key_scales));
+    store(scratch.softmax.scales.value + s * 16, load_bf16(value_scales));
   }
 }
 
-// One tile for the rows of sub-block `sub`.
-template <int D>
-inline void attend_tile(const RowBlock& block, int sub, int64_t tile_begin,
-                        int subtiles, Scratch<D>& scratch, RowState split) {
-  GemmShape shape = sub_shape(block.num_rows, sub);
-  const RowParams* rows = scratch.rows + sub * kSubRows;
-  const int64_t tile_end = tile_begin + kTileTokens;
+// The rows of one sub-block that attend to anything in a tile.
+struct SubTile {
+  int sub;
+  GemmShape shape;
+  uint32_t valid;
+};
+
+inline SubTile sub_tile(const RowBlock& block, const RowParams* params, int sub,
+                        int64_t tile_begin, int subtiles) {
+  SubTile out{sub, sub_shape(block.num_rows, sub), 0};
+  const RowParams* rows = params + sub * kSubRows;
   int64_t last = 0;
-  TileResult& result = scratch.result;
-  result.valid = 0;
-  for (int r = 0; r < shape.rows; ++r) {
-    if (rows[r].begin < tile_end && rows[r].end > tile_begin) {
-      result.valid |= 1u << r;
+  for (int r = 0; r < out.shape.rows; ++r) {
+    if (rows[r].begin < tile_begin + kTileTokens && rows[r].end > tile_begin) {
+      out.valid |= 1u << r;
       last = rows[r].end > last ? rows[r].end : last;
     }
   }
-  if (result.valid == 0) return;
   const int64_t needed = (last - tile_begin + kSubtileTokens - 1) / kSubtileTokens;
-  shape.subtiles = static_cast<int>(needed < subtiles ? needed : subtiles);
+  out.shape.subtiles = static_cast<int>(needed < subtiles ? needed : subtiles);
+  return out;
+}
 
-  gemm_qk<D>(shape, scratch.query[sub], scratch.key_tiles, scratch.scores);
-  for (int r = 0; r < shape.rows; ++r) {
-    const int low = r + shape.low_row;
-    uint8_t* prob_high = scratch.prob + r * kTileTokens;
-    uint8_t* prob_low = scratch.prob + low * kTileTokens;
-    if (result.valid >> r & 1) {
-      tile_softmax(scratch.scores + r * kTileTokens, scratch.scores + low * kTileTokens,
-                   scratch.scales, rows[r], rows[r].begin - tile_begin,
-                   rows[r].end - tile_begin, shape.subtiles, prob_high, prob_low, r,
-                   &result);
-    }
-  }
-  gemm_pv<D>(shape, scratch.prob, scratch.levels, scratch.acc);
+template <int D>
+inline void score_tile(const SubTile& part, Scratch<D>& scratch) {
+  gemm_qk<D>(part.shape, scratch.query[part.sub], scratch.key_tiles,
+             scratch.softmax.scores);
+}
+
+template <int D>
+inline void accumulate_tile(const SubTile& part, Scratch<D>& scratch, RowState split) {
+  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels, scratch.acc);
   const int32_t* high = scratch.acc;
-  const int32_t* low = scratch.acc + shape.low_row * D;
-  fold<D>(sub * kSubRows, shape.rows, result.valid, result.max, result.sum,
+  const int32_t* low = scratch.acc + part.shape.low_row * D;
+  const TileResult& result = scratch.result;
+  fold<D>(part.sub * kSubRows, part.shape.rows, part.valid, result.max, result.sum,
           result.factor, split, [=](int r, int d) {
             return to_float(add_i(shift_left<8>(load_i(high + r * D + d)),
                                   load_i(low + r * D + d)));
           });
+}
+
+// One unpacked tile for all rows of the block. The next sub-block's scores are computed
+// between a sub-block's softmax and its PV: tile loads cannot take data from stores
+// that are still in flight, and this gives them time.
+template <int D>
+inline void attend_tile(const RowBlock& block, int64_t tile_begin, int subtiles,
+                        Scratch<D>& scratch, RowState split) {
+  SubTile parts[kMaxRows / kSubRows];
+  int count = 0;
+  for (int sub = 0; sub * kSubRows < block.num_rows; ++sub) {
+    parts[count] = sub_tile(block, scratch.rows, sub, tile_begin, subtiles);
+    if (parts[count].valid != 0) ++count;
+  }
+  if (count > 0) score_tile<D>(parts[0], scratch);
+  for (int i = 0; i < count; ++i) {
+    const SubTile& part = parts[i];
+    tile_softmax(part.shape.rows, part.shape.low_row, part.shape.subtiles,
+                 scratch.rows + part.sub * kSubRows, tile_begin, scratch.softmax,
+                 scratch.result);
+    if (i + 1 < count) score_tile<D>(parts[i + 1], scratch);
+    accumulate_tile<D>(part, scratch, split);
+  }
 }
 
 template <int D>
@@ -201,7 +222,6 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
     end = scratch.rows[r].end > end ? scratch.rows[r].end : end;
   }
   const RowState split{scratch.split_max, scratch.split_sum, scratch.split_acc};
-  const int subs = (block.num_rows + kSubRows - 1) / kSubRows;
   for (int64_t s = first_split; s < last_split; ++s) {
     const int64_t split_end = (s + 1) * kSplitTokens < end ? (s + 1) * kSplitTokens : end;
     if (split_end <= begin) continue;
@@ -212,9 +232,7 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
       const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
       const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
       load_tile<D>(args, layout, block, tile, subtiles, scratch);
-      for (int sub = 0; sub < subs; ++sub) {
-        attend_tile<D>(block, sub, tile, subtiles, scratch, split);
-      }
+      attend_tile<D>(block, tile, subtiles, scratch, split);
     }
     merge_rows<D>(block.num_rows, state, split);
   }

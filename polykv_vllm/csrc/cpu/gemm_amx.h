@@ -90,7 +90,26 @@ inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const
       _tile_loadd(2, query + 64, D);
       _tile_loadd(3, low + 64, D);
     }
-    for (int s = 0; s < subtiles; ++s) {
+    int s = 0;
+    if constexpr (D == 64) {  // four sums in flight
+      for (; s + 2 <= subtiles; s += 2) {
+        _tile_loadd(6, keys[s], 64);
+        _tile_zero(0);
+        _tile_dpbsud(0, 4, 6);
+        _tile_zero(1);
+        _tile_dpbsud(1, 5, 6);
+        _tile_loadd(7, keys[s + 1], 64);
+        _tile_zero(2);
+        _tile_dpbsud(2, 4, 7);
+        _tile_zero(3);
+        _tile_dpbsud(3, 5, 7);
+        _tile_stored(0, scores + s * 16, kStride);
+        _tile_stored(1, scores + 16 * kTileTokens + s * 16, kStride);
+        _tile_stored(2, scores + s * 16 + 16, kStride);
+        _tile_stored(3, scores + 16 * kTileTokens + s * 16 + 16, kStride);
+      }
+    }
+    for (; s < subtiles; ++s) {
       _tile_loadd(6, keys[s], 64);
       _tile_zero(0);
       _tile_zero(1);
@@ -147,12 +166,41 @@ inline void pv_pass(const uint8_t* prob, int subtiles, const int8_t* levels,
   }
 }
 
+// Both terms of more than 8 rows share each tile of levels; four sums in flight.
+template <int D>
+inline void pv_two_terms(const uint8_t* prob, int subtiles, const int8_t* levels,
+                         int32_t* acc) {
+  const uint8_t* low = prob + 16 * kTileTokens;
+  for (int g = 0; g < D / 16; g += 2) {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int chunk = 0; chunk * 4 < subtiles; ++chunk) {
+      const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
+      _tile_loadd(4, prob + chunk * 64, kTileTokens);
+      _tile_loadd(6, level, D * 4);
+      _tile_dpbusd(0, 4, 6);
+      _tile_loadd(5, low + chunk * 64, kTileTokens);
+      _tile_dpbusd(1, 5, 6);
+      _tile_loadd(7, level + 64, D * 4);
+      _tile_dpbusd(2, 4, 7);
+      _tile_dpbusd(3, 5, 7);
+    }
+    _tile_stored(0, acc + g * 16, D * 4);
+    _tile_stored(1, acc + 16 * D + g * 16, D * 4);
+    _tile_stored(2, acc + g * 16 + 16, D * 4);
+    _tile_stored(3, acc + 16 * D + g * 16 + 16, D * 4);
+  }
+}
+
 template <int D>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
                     int32_t* acc) {
-  pv_pass<D>(prob, shape.subtiles, levels, acc);
   if (shape.low_row == kSubRows) {
-    pv_pass<D>(prob + 16 * kTileTokens, shape.subtiles, levels, acc + 16 * D);
+    pv_two_terms<D>(prob, shape.subtiles, levels, acc);
+  } else {
+    pv_pass<D>(prob, shape.subtiles, levels, acc);
   }
 }
 

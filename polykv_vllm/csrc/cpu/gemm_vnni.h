@@ -23,34 +23,57 @@ inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(x);
 }
 
-// 2 * R * S accumulators of the 32 registers; each broadcast serves S key vectors.
+// Calls fn(0), ..., fn(N - 1) with constants. A loop with a run-time index over the
+// accumulators, even the one that clears them, makes GCC 12 keep the whole array on the
+// stack; its unroll pragma comes too late to prevent it.
+template <typename Fn, int... I>
+inline void for_each_index(std::integer_sequence<int, I...>, Fn fn) {
+  (fn(std::integral_constant<int, I>{}), ...);
+}
+template <int N, typename Fn>
+inline void unrolled(Fn fn) {
+  for_each_index(std::make_integer_sequence<int, N>{}, fn);
+}
+
+// Sums of R rows x C columns for both terms: 2 * R * C of the 32 registers.
+template <int R, int C>
+struct Accumulators {
+  __m512i high[R][C], low[R][C];
+
+  void clear() {
+    unrolled<R>([&](auto r) {
+      unrolled<C>([&](auto c) { high[r][c] = low[r][c] = _mm512_setzero_si512(); });
+    });
+  }
+};
+
+// Each broadcast of four query codes serves S subtiles of keys.
 template <int D, int R, int S>
 inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const* keys,
                      int32_t* out_high, int32_t* out_low) {
-  __m512i acc_high[R][S], acc_low[R][S];
-  for (int r = 0; r < R; ++r) {
-    for (int s = 0; s < S; ++s) acc_high[r][s] = acc_low[r][s] = _mm512_setzero_si512();
-  }
-  for (int g = 0; g < D / 4; ++g) {
+  Accumulators<R, S> acc;
+  acc.clear();
+  int groups = D / 4;
+  // A trip count that GCC 12 knows makes it spill every sum in every step.
+  asm volatile("" : "+r"(groups));
+  for (int g = 0; g < groups; ++g) {
     __m512i key[S];
-    for (int s = 0; s < S; ++s) key[s] = _mm512_loadu_si512(keys[s] + g * 64);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
+    unrolled<S>([&](auto s) { key[s] = _mm512_loadu_si512(keys[s] + g * 64); });
+    unrolled<R>([&](auto r) {
       const __m512i q_high = broadcast4(high + r * D + g * 4);
       const __m512i q_low = broadcast4(low + r * D + g * 4);
-#pragma GCC unroll 2
-      for (int s = 0; s < S; ++s) {
-        acc_high[r][s] = _mm512_dpbusd_epi32(acc_high[r][s], key[s], q_high);
-        acc_low[r][s] = _mm512_dpbusd_epi32(acc_low[r][s], key[s], q_low);
-      }
-    }
+      unrolled<S>([&](auto s) {
+        acc.high[r][s] = _mm512_dpbusd_epi32(acc.high[r][s], key[s], q_high);
+        acc.low[r][s] = _mm512_dpbusd_epi32(acc.low[r][s], key[s], q_low);
+      });
+    });
   }
-  for (int r = 0; r < R; ++r) {
-    for (int s = 0; s < S; ++s) {
-      _mm512_store_si512(out_high + r * kTileTokens + s * 16, acc_high[r][s]);
-      _mm512_store_si512(out_low + r * kTileTokens + s * 16, acc_low[r][s]);
-    }
-  }
+  unrolled<R>([&](auto r) {
+    unrolled<S>([&](auto s) {
+      _mm512_store_si512(out_high + r * kTileTokens + s * 16, acc.high[r][s]);
+      _mm512_store_si512(out_low + r * kTileTokens + s * 16, acc.low[r][s]);
+    });
+  });
 }
 
 template <int D, int R>
@@ -92,33 +115,29 @@ inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
   const uint8_t* high = prob + row * kTileTokens;
   const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
   for (int group = 0; group < D / 16; group += G) {
-    __m512i acc_high[R][G], acc_low[R][G];
-    for (int r = 0; r < R; ++r) {
-      for (int g = 0; g < G; ++g) acc_high[r][g] = acc_low[r][g] = _mm512_setzero_si512();
-    }
+    Accumulators<R, G> sums;
+    sums.clear();
     for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
       __m512i level[G];
-      for (int g = 0; g < G; ++g) {
+      unrolled<G>([&](auto g) {
         level[g] = _mm512_load_si512(levels + quad * D * 4 + (group + g) * 64);
-      }
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
+      });
+      unrolled<R>([&](auto r) {
         const __m512i p_high = broadcast4(high + r * kTileTokens + quad * 4);
         const __m512i p_low = broadcast4(low + r * kTileTokens + quad * 4);
-#pragma GCC unroll 2
-        for (int g = 0; g < G; ++g) {
-          acc_high[r][g] = _mm512_dpbusd_epi32(acc_high[r][g], p_high, level[g]);
-          acc_low[r][g] = _mm512_dpbusd_epi32(acc_low[r][g], p_low, level[g]);
-        }
-      }
+        unrolled<G>([&](auto g) {
+          sums.high[r][g] = _mm512_dpbusd_epi32(sums.high[r][g], p_high, level[g]);
+          sums.low[r][g] = _mm512_dpbusd_epi32(sums.low[r][g], p_low, level[g]);
+        });
+      });
     }
-    for (int r = 0; r < R; ++r) {
-      for (int g = 0; g < G; ++g) {
+    unrolled<R>([&](auto r) {
+      unrolled<G>([&](auto g) {
         int32_t* out = acc + (row + r) * D + (group + g) * 16;
-        _mm512_store_si512(out, acc_high[r][g]);
-        _mm512_store_si512(out + shape.low_row * D, acc_low[r][g]);
-      }
-    }
+        _mm512_store_si512(out, sums.high[r][g]);
+        _mm512_store_si512(out + shape.low_row * D, sums.low[r][g]);
+      });
+    });
   }
 }
 

@@ -3,6 +3,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
+
 #include <immintrin.h>
 
 #include "polykv/codebook.h"

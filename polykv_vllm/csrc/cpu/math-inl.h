@@ -21,6 +21,11 @@ inline VecF exp2(VecF x) {
   return as_float(add_i(as_int(p), shift_left<23>(as_int(shifted))));
 }
 
+// Lanes whose number has the bit `distance` set.
+constexpr Mask upper_lanes(int distance) {
+  return distance == 8 ? 0xff00 : distance == 4 ? 0xf0f0 : distance == 2 ? 0xcccc : 0xaaaa;
+}
+
 // Reductions by halves: a fixed tree, so every instruction set rounds alike.
 inline float reduce_add(VecF a) {
   a = add(a, swap_lanes<8>(a));
@@ -28,20 +33,33 @@ inline float reduce_add(VecF a) {
   a = add(a, swap_lanes<2>(a));
   return first(add(a, swap_lanes<1>(a)));
 }
-inline float reduce_max(VecF a) {
-  a = max(a, swap_lanes<8>(a));
-  a = max(a, swap_lanes<4>(a));
-  a = max(a, swap_lanes<2>(a));
-  return first(max(a, swap_lanes<1>(a)));
+// Reduces sixteen rows at once: lane r of the result is what the functions above give
+// for rows[r], bit for bit. Each level halves the number of vectors: two rows that
+// reduced across `distance` share one vector, in lanes with that bit clear or set.
+template <int kDistance, typename Op>
+inline VecF combine(VecF a, VecF b, Op op) {
+  const VecF x = op(a, swap_lanes<kDistance>(a)), y = op(b, swap_lanes<kDistance>(b));
+  return select(upper_lanes(kDistance), y, x);
+}
+template <typename Op>
+inline VecF reduce_rows(const VecF rows[16], Op op) {
+  VecF v8[8], v4[4];
+  for (int i = 0; i < 8; ++i) v8[i] = combine<8>(rows[i], rows[i + 8], op);
+  for (int i = 0; i < 4; ++i) v4[i] = combine<4>(v8[i], v8[i + 4], op);
+  const VecF even = combine<2>(v4[0], v4[2], op), odd = combine<2>(v4[1], v4[3], op);
+  return combine<1>(even, odd, op);
+}
+inline VecF reduce_add_rows(const VecF rows[16]) {
+  return reduce_rows(rows, [](VecF a, VecF b) { return add(a, b); });
+}
+inline VecF reduce_max_rows(const VecF rows[16]) {
+  return reduce_rows(rows, [](VecF a, VecF b) { return max(a, b); });
 }
 
 template <int kDistance>
 inline VecF butterfly(VecF a) {
-  constexpr Mask kUpper = kDistance == 8   ? 0xff00
-                          : kDistance == 4 ? 0xf0f0
-                          : kDistance == 2 ? 0xcccc
-                                           : 0xaaaa;
-  return add(swap_lanes<kDistance>(a), select(kUpper, sub(set1(0.0f), a), a));
+  return add(swap_lanes<kDistance>(a),
+             select(upper_lanes(kDistance), sub(set1(0.0f), a), a));
 }
 
 // Unnormalised Walsh-Hadamard transform in natural (Sylvester) order, in place.

@@ -23,12 +23,21 @@ struct RowParams {
   int64_t begin, end;  // positions that the row attends to
 };
 
-// What one tile gives one row; weights are relative to the tile's own maximum.
+// What one tile gives the rows of a sub-block; weights are relative to each row's own
+// maximum in the tile.
 struct TileResult {
-  float max[kSubRows];     // scores in base 2
-  float sum[kSubRows];     // of weights
-  float factor[kSubRows];  // value of one unit of the integer accumulator
-  uint32_t valid;          // rows that attend to anything in the tile
+  alignas(64) float max[kSubRows];     // scores in base 2
+  alignas(64) float sum[kSubRows];     // of weights
+  alignas(64) float factor[kSubRows];  // value of one unit of the integer accumulator
+  uint32_t valid;                      // rows that attend to anything in the tile
+};
+
+// Scratch of one sub-block and tile. `scores` and `prob` hold both terms (GemmShape).
+struct SoftmaxBuffers {
+  alignas(64) int32_t scores[2 * kSubRows * kTileTokens];
+  alignas(64) float x[kSubRows * kTileTokens];
+  alignas(64) uint8_t prob[2 * kSubRows * kTileTokens];
+  TileScales scales;
 };
 
 inline Mask tokens_mask(int64_t begin, int64_t end, int first) {
@@ -38,53 +47,107 @@ inline Mask tokens_mask(int64_t begin, int64_t end, int first) {
   return static_cast<Mask>(upper & ~lower);
 }
 
-// `high`, `low`: the two terms of the scores [subtiles * 16]; `begin..end`: the row's
-// tokens counted from the tile's start. Writes both terms of the probabilities up to
-// the next multiple of 64 tokens. The row's weight of token t is 2^(score - max); its
-// probability carries the value scale too, so that PV sums integer levels.
-inline void tile_softmax(const int32_t* high, const int32_t* low,
-                         const TileScales& scales, const RowParams& row, int64_t begin,
-                         int64_t end, int subtiles, uint8_t* prob_high,
-                         uint8_t* prob_low, int r, TileResult* result) {
-  alignas(64) float x[kTileTokens];
-  Mask masks[kTileTokens / 16];
-  const VecI correction = set1_i(row.correction);
+// The tokens of a tile that a row attends to, counted from the tile's start.
+struct TokenRange {
+  int64_t begin, end;
+  bool covers(int tokens) const { return begin <= 0 && end >= tokens; }
+};
+
+// Combines the terms, scales by the keys; returns the lane-wise maximum.
+template <bool kMasked>
+inline VecF scale_scores(const int32_t* high, const int32_t* low, const float* key_scale,
+                         int32_t correction, TokenRange range, int subtiles, float* x) {
+  const VecI offset = set1_i(correction);
   VecF top = set1(-kInf);
-  for (int s = 0; s < subtiles; ++s) {
-    const int t = s * 16;
-    masks[s] = tokens_mask(begin, end, t);
+  for (int t = 0; t < subtiles * 16; t += 16) {
     const VecI dot = add_i(shift_left<8>(load_i(high + t)), load_i(low + t));
-    const VecF score = mul(to_float(add_i(dot, correction)), load(scales.key + t));
-    const VecF kept = select(masks[s], score, set1(-kInf));
-    store(x + t, kept);
-    top = max(top, kept);
+    VecF score = mul(to_float(add_i(dot, offset)), load(key_scale + t));
+    if constexpr (kMasked) {
+      score = select(tokens_mask(range.begin, range.end, t), score, set1(-kInf));
+    }
+    store(x + t, score);
+    top = max(top, score);
   }
-  const float scale = row.scale;
-  const float score_max = reduce_max(top) * scale;
-  const VecF scale_v = set1(scale), minus_max = set1(-score_max), zero = set1(0.0f);
-  VecF sum = zero, prob_top = zero;
-  for (int s = 0; s < subtiles; ++s) {
-    const int t = s * 16;
-    const VecF weight =
-        select(masks[s], exp2(fma(load(x + t), scale_v, minus_max)), zero);
-    sum = add(sum, weight);
-    const VecF prob = select(masks[s], mul(weight, load(scales.value + t)), zero);
-    prob_top = max(prob_top, prob);
+  return top;
+}
+
+// Replaces scores by weight * value scale. The row's weight is 2^(score - max); the
+// probability carries the value scale, so that PV sums integer levels.
+template <bool kMasked>
+inline void weigh(const float* value_scale, float scale, float minus_max,
+                  TokenRange range, int subtiles, float* x, VecF* sum, VecF* top) {
+  const VecF scale_v = set1(scale), offset = set1(minus_max), zero = set1(0.0f);
+  VecF total = zero, largest = zero;
+  for (int t = 0; t < subtiles * 16; t += 16) {
+    VecF weight = exp2(fma(load(x + t), scale_v, offset));
+    VecF prob = mul(weight, load(value_scale + t));
+    if constexpr (kMasked) {
+      const Mask mask = tokens_mask(range.begin, range.end, t);
+      weight = select(mask, weight, zero);
+      prob = select(mask, prob, zero);
+    }
+    total = add(total, weight);
+    largest = max(largest, prob);
     store(x + t, prob);
   }
-  const float prob_max = reduce_max(prob_top);
-  const bool tiny = prob_max < kProbTiny;
-  const VecF unit = set1(tiny ? 0.0f : kProbMax / prob_max);
+  *sum = total;
+  *top = largest;
+}
+
+// Rounds to 16 bits in units of 1/`unit` and splits them into two bytes; zeros up to
+// the next multiple of 64 tokens.
+inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
+                          uint8_t* low) {
+  const VecF unit_v = set1(unit);
   const int padded = (subtiles + 3) / 4 * 4;
-  for (int s = subtiles; s < padded; ++s) store(x + s * 16, zero);
-  for (int s = 0; s < padded; s += 4) {
+  for (int s = subtiles; s < padded; ++s) store(x + s * 16, set1(0.0f));
+  for (int t = 0; t < padded * 16; t += 64) {
     VecI p[4];
-    for (int i = 0; i < 4; ++i) p[i] = to_int(mul(load(x + (s + i) * 16), unit));
-    store_u16_split(prob_high + s * 16, prob_low + s * 16, p);
+    for (int i = 0; i < 4; ++i) p[i] = to_int(mul(load(x + t + i * 16), unit_v));
+    store_u16_split(high + t, low + t, p);
   }
-  result->max[r] = score_max;
-  result->sum[r] = reduce_add(sum);
-  result->factor[r] = tiny ? 0.0f : prob_max / kProbMax;
+}
+
+// Scores of `rows` rows -> probabilities, row by row in three sweeps, so that the
+// reductions of all rows run side by side.
+inline void tile_softmax(int rows, int low_row, int subtiles, const RowParams* params,
+                         int64_t tile_begin, SoftmaxBuffers& buffers,
+                         TileResult& result) {
+  VecF lanes[kSubRows], tops[kSubRows];
+  alignas(64) float scale[kSubRows] = {}, minus_max[kSubRows], unit[kSubRows];
+  const int tokens = subtiles * 16;
+  const auto range = [&](int r) {
+    return TokenRange{params[r].begin - tile_begin, params[r].end - tile_begin};
+  };
+  for (int r = 0; r < kSubRows; ++r) lanes[r] = tops[r] = set1(0.0f);
+  for (int r = 0; r < rows; ++r) {
+    const int32_t* high = buffers.scores + r * kTileTokens;
+    const int32_t* low = buffers.scores + (r + low_row) * kTileTokens;
+    float* x = buffers.x + r * kTileTokens;
+    const bool full = range(r).covers(tokens);
+    lanes[r] = (full ? scale_scores<false> : scale_scores<true>)(
+        high, low, buffers.scales.key, params[r].correction, range(r), subtiles, x);
+    scale[r] = params[r].scale;
+  }
+  const VecF row_max = mul(reduce_max_rows(lanes), load(scale));
+  store(result.max, row_max);
+  store(minus_max, sub(set1(0.0f), row_max));
+  for (int r = 0; r < rows; ++r) {
+    const bool full = range(r).covers(tokens);
+    (full ? weigh<false> : weigh<true>)(buffers.scales.value, scale[r], minus_max[r],
+                                        range(r), subtiles, buffers.x + r * kTileTokens,
+                                        &lanes[r], &tops[r]);
+  }
+  store(result.sum, reduce_add_rows(lanes));
+  const VecF prob_max = reduce_max_rows(tops);
+  const Mask usable = greater(prob_max, set1(kProbTiny));
+  store(unit, select(usable, div(set1(kProbMax), prob_max), set1(0.0f)));
+  store(result.factor, select(usable, mul(prob_max, set1(1 / kProbMax)), set1(0.0f)));
+  for (int r = 0; r < rows; ++r) {
+    quantize_prob(buffers.x + r * kTileTokens, unit[r], subtiles,
+                  buffers.prob + r * kTileTokens,
+                  buffers.prob + (r + low_row) * kTileTokens);
+  }
 }
 
 // state = state * old + part * fresh, where both weights are relative to the new

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paged batches with random contents, their fp64 oracle and its derived tolerance."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+from polykv_vllm import ops
+from polykv_vllm.formats import FORMATS, FormatSpec
+from polykv_vllm.reference.attention import attention
+from polykv_vllm.reference.pack import unpack_tile
+from polykv_vllm.reference.quantize import dequantize_key, dequantize_value
+
+ALL_ISAS = ops.available_isas()
+CPP_ISAS = tuple(isa for isa in ALL_ISAS if isa != "reference")
+FASTEST = CPP_ISAS[0]
+FORMAT_LIST = list(FORMATS.values())
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def new_cache(
+    fmt: FormatSpec, head_dim: int, block_size: int, num_blocks: int, heads: int
+) -> torch.Tensor:
+    """Return one layer of an LBHNC cache whose every byte is garbage.
+
+    `[num_blocks, heads, block_size, slot_bytes]` uint8; the blocks of two layers
+    alternate in memory, so the block stride exceeds what a block holds.
+    """
+    shape = (num_blocks, 2, heads, block_size, fmt.slot_bytes(head_dim))
+    return torch.randint(0, 256, shape, dtype=torch.uint8)[:, 1]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments of `ops.paged_attention`, in its order and shapes."""
+
+    query: torch.Tensor
+    kv_cache: torch.Tensor
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    fmt: FormatSpec
+    scale: float
+    window: int = -1
+
+    def run(self, isa: str, num_threads: int = 1) -> torch.Tensor:
+        """Return the output `[num_tokens, num_heads, head_dim]`."""
+        output = torch.full_like(self.query, torch.nan)
+        ops.paged_attention(
+            self.query,
+            self.kv_cache,
+            output,
+            self.block_table,
+            self.seq_lens,
+            self.query_start_loc,
+            self.fmt,
+            self.scale,
+            self.window,
+            isa=isa,
+            num_threads=num_threads,
+        )
+        return output
+
+    def requests(self) -> list[tuple[int, int]]:
+        """Return [(query tokens, sequence length), ...]."""
+        return list(
+            zip(
+                self.query_start_loc.diff().tolist(),
+                self.seq_lens.tolist(),
+                strict=True,
+            )
+        )
+
+    def rows(self, request: int) -> slice:
+        """Return the request's rows in `query`."""
+        first, last = self.query_start_loc[request : request + 2].tolist()
+        return slice(first, last)
+
+    def select(self, requests: list[int]) -> "Batch":
+        """Return the same requests in another order, or fewer of them."""
+        lengths = [0] + [self.requests()[r][0] for r in requests]
+        return replace(
+            self,
+            query=torch.cat([self.query[self.rows(r)] for r in requests]),
+            block_table=self.block_table[requests].contiguous(),
+            seq_lens=self.seq_lens[requests].contiguous(),
+            query_start_loc=torch.tensor(lengths).cumsum(0).int(),
+        )
+
+    def chunk(self, request: int, begin: int, end: int) -> "Batch":
+        """Return tokens `begin..end` of a request's queries as a batch of their own."""
+        first, last = self.query_start_loc[request : request + 2].tolist()
+        left = last - first - end
+        return replace(
+            self,
+            query=self.query[first + begin : first + end],
+            block_table=self.block_table[request : request + 1],
+            seq_lens=self.seq_lens[request : request + 1] - left,
+            query_start_loc=torch.tensor([0, end - begin], dtype=torch.int32),
+        )
+
+
+def make_batch(
+    fmt: FormatSpec,
+    requests: list[tuple[int, int]],
+    *,
+    head_dim: int = 64,
+    kv_heads: int = 2,
+    group: int = 2,
+    block_size: int = 32,
+    dtype: torch.dtype = torch.float32,
+    window: int = -1,
+    isa: str = FASTEST,
+    key: torch.Tensor | None = None,
+    value: torch.Tensor | None = None,
+) -> Batch:
+    """Fill a cache with random sequences and ask for their last tokens.
+
+    Args:
+        fmt: The format.
+        requests: (query tokens, sequence length) of each.
+        head_dim: Elements per head.
+        kv_heads: KV heads.
+        group: Query heads per KV head.
+        block_size: Tokens per block.
+        dtype: Of keys, values and queries.
+        window: Sliding window or -1.
+        isa: Who stores.
+        key: `[sum of lengths, kv_heads, head_dim]`; N(0, 1) if None.
+        value: Like `key`.
+
+    """
+    total = sum(length for _, length in requests)
+    shape = (total, kv_heads, head_dim)
+    key = torch.randn(shape).to(dtype) if key is None else key
+    value = torch.randn(shape).to(dtype) if value is None else value
+    counts = [-(-length // block_size) for _, length in requests]
+    # Block 0 is nobody's; unused table entries point at it, and it holds garbage.
+    order = (torch.randperm(sum(counts)) + 1).split(counts)
+    table = torch.zeros(len(requests), max([*counts, 1]) + 1, dtype=torch.int32)
+    slots = []
+    for i, ((_, length), blocks) in enumerate(zip(requests, order, strict=True)):
+        table[i, : len(blocks)] = blocks
+        token = torch.arange(length)
+        slots.append(blocks[token // block_size] * block_size + token % block_size)
+    cache = new_cache(fmt, head_dim, block_size, sum(counts) + 1, kv_heads)
+    ops.reshape_and_cache(key, value, cache, torch.cat(slots), fmt, isa=isa)
+    lengths = torch.tensor([0] + [queries for queries, _ in requests])
+    return Batch(
+        torch.randn(int(lengths.sum()), kv_heads * group, head_dim).to(dtype),
+        cache,
+        table,
+        torch.tensor([length for _, length in requests], dtype=torch.int32),
+        lengths.cumsum(0).int(),
+        fmt,
+        head_dim**-0.5,
+        window,
+    )
+
+
+def sequences(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Dequantize: (keys, values) `[seq_len, kv_heads, head_dim]` fp64 per request."""
+    head_dim, block_size = batch.query.shape[-1], batch.kv_cache.shape[2]
+    out = []
+    for table, (_, length) in zip(batch.block_table, batch.requests(), strict=True):
+        keys, values = [], []
+        for block in table[: -(-length // block_size)].tolist():
+            tiles = [
+                unpack_tile(tile.reshape(-1), head_dim, batch.fmt)
+                for tile in batch.kv_cache[block]
+            ]
+            keys.append(torch.stack([dequantize_key(k) for k, _ in tiles], 1))
+            pairs = [dequantize_value(v, batch.fmt) for _, v in tiles]
+            values.append(torch.stack(pairs, 1))
+        if keys:
+            out.append(
+                (torch.cat(keys)[:length].double(), torch.cat(values)[:length].double())
+            )
+        else:
+            out.append((torch.empty(0), torch.empty(0)))
+    return out
+
+
+def tolerance(
+    batch: Batch, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> float:
+    """Bound on |kernel - oracle| of one request, output rounding left out.
+
+    1. A query row is rounded to 16 bits, unit = max|q| / 32639. Its D independent
+       errors of at most unit/2 (variance unit^2/12) move a score by
+       scale * unit/sqrt(12) * |k| (standard deviation; 6 of them are taken), and fp32
+       arithmetic moves it by 4 eps of |score| <= scale * |q| |k|.
+    2. exp2 is a polynomial with relative error 5e-6.
+       Both change a weight by a relative `delta`, and the output, a weighted mean, by
+       at most 2 * delta * max|v| (numerator and denominator).
+    3. Probabilities are rounded to 16 bits of the largest of a 128-token tile: an
+       element of the rotated output gets 128 independent errors, standard deviation
+       sqrt(128/12)/65535 * rms(v) (6 are taken). The rotation keeps this.
+    """
+    peak, longest = query.abs().max().item(), query.norm(dim=-1).max().item()
+    key_norm = key.norm(dim=-1).max().item()
+    sigma = batch.scale * peak / 32639 / math.sqrt(12) * key_norm
+    rounding = 4 * 2**-23 * batch.scale * longest * key_norm
+    delta = 6 * sigma + rounding + 5e-6
+    rms = (value.norm(dim=-1) / math.sqrt(value.shape[-1])).max().item()
+    probability = 6 * math.sqrt(128 / 12) / 65535 * rms
+    return 2 * delta * value.abs().max().item() + probability
+
+
+def worst_ratio(batch: Batch, output: torch.Tensor) -> float:
+    """Return max |output - oracle| / tolerance over the batch; at most 1 is right."""
+    half_ulp = {
+        torch.bfloat16: 2**-8,
+        torch.float16: 2**-11,
+        torch.float32: 2**-24,
+    }[output.dtype]
+    worst = 0.0
+    for request, (key, value) in enumerate(sequences(batch)):
+        rows = batch.rows(request)
+        if rows.start == rows.stop:
+            continue
+        query = batch.query[rows].double()
+        expected = attention(query, key, value, batch.scale, batch.window)
+        error = (output[rows].double() - expected).abs()
+        allowed = tolerance(batch, query, key, value) + half_ulp * expected.abs()
+        if not bool(error.isfinite().all()):
+            return math.inf
+        worst = max(worst, (error / allowed).max().item())
+    return worst

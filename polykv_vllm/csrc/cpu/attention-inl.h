@@ -86,40 +86,80 @@ inline void load_queries(const AttentionArgs& args, const RowBlock& block,
   }
 }
 
-// Finds the subtiles of tile `index`, unpacks the values, converts the scales.
+// Where one KV head of one request lies in the cache.
 template <int D>
-inline void load_tile(const AttentionArgs& args, const TileLayout& layout,
-                      const RowBlock& block, int64_t tile_begin, int subtiles,
-                      Scratch<D>& scratch) {
-  const Cache& cache = args.cache;
-  const int32_t* table = args.block_table + block.request * args.block_table_stride;
-  const int plane_bits = TileLayout::value_plane_bits(cache.format);
-  // Bytes of value codes per subtile; of 3-bit ones, the low plane.
-  const int64_t value_step = D * 2 * (plane_bits == 3 ? 2 : plane_bits);
-  for (int s = 0; s < subtiles; ++s) {
-    const int64_t token = tile_begin + s * kSubtileTokens;
+struct TileReader {
+  const Cache& cache;
+  const TileLayout& layout;
+  const int32_t* table;  // the request's block table
+  int64_t head_offset;
+
+  TileReader(const AttentionArgs& args, const TileLayout& layout, const RowBlock& block)
+      : cache(args.cache),
+        layout(layout),
+        table(args.block_table + block.request * args.block_table_stride),
+        head_offset(block.kv_head * args.cache.head_stride) {}
+
+  // The 16 tokens from position `token` on; they share a block.
+  struct Subtile {
+    const uint8_t *keys, *codes, *high;
+    const uint16_t *key_scales, *value_scales;
+  };
+
+  Subtile subtile(int64_t token) const {
     const int64_t offset = token % cache.block_size;
     const int64_t part = offset / kSubtileTokens;
-    const uint8_t* tile = cache.data +
-                          table[token / cache.block_size] * cache.block_stride +
-                          block.kv_head * cache.head_stride;
-    const uint8_t* keys = tile + part * kSubtileTokens * D;
-    const uint8_t* codes = tile + layout.value_codes + part * value_step;
-    const uint8_t* high = tile + layout.value_high + part * D * 2;
-    unpack_values<D>(cache.format, codes, high, keys,
+    const uint8_t* tile = cache.data + head_offset +
+                          table[token / cache.block_size] * cache.block_stride;
+    return {tile + part * kSubtileTokens * D,
+            tile + layout.value_codes + part * code_bytes(),
+            tile + layout.value_high + part * D * 2,
+            reinterpret_cast<const uint16_t*>(tile + layout.key_scales) + offset,
+            reinterpret_cast<const uint16_t*>(tile + layout.value_scales) + offset};
+  }
+
+  // Bytes of value codes per subtile; of 3-bit codes, the low plane.
+  int64_t code_bytes() const {
+    const int plane_bits = TileLayout::value_plane_bits(cache.format);
+    return D * 2 * (plane_bits == 3 ? 2 : plane_bits);
+  }
+
+  // Lines of the subtile, in three or four runs.
+  void plan(int64_t token, Prefetcher& prefetcher) const {
+    const Subtile next = subtile(token);
+    prefetcher.add(next.keys, kSubtileTokens * D);
+    prefetcher.add(next.codes, code_bytes());
+    if (TileLayout::value_plane_bits(cache.format) == 3) prefetcher.add(next.high, D * 2);
+  }
+};
+
+// Unpacks the values of a tile, converts its scales, notes where its keys are.
+// The next tile, as far as tokens below `fetch_end` reach, is planned to be fetched ahead.
+template <int D>
+inline void load_tile(const TileReader<D>& reader, int64_t tile_begin, int subtiles,
+                      int64_t fetch_end, Scratch<D>& scratch) {
+  const Format& format = reader.cache.format;
+  Prefetcher& prefetcher = scratch.softmax.prefetcher;
+  prefetcher.clear();
+  const int64_t next = tile_begin + kTileTokens;
+  for (int64_t token = next; token < next + kTileTokens && token < fetch_end;
+       token += kSubtileTokens) {
+    reader.plan(token, prefetcher);
+  }
+  for (int s = 0; s < subtiles; ++s) {
+    prefetcher.step();
+    const int64_t token = tile_begin + s * kSubtileTokens;
+    const auto source = reader.subtile(token);
+    unpack_values<D>(format, source.codes, source.high, source.keys,
                      scratch.levels + s * kSubtileTokens * D);
-    if (cache.format.key_bits == 7) {
+    scratch.key_tiles[s] = source.keys;
+    if (format.key_bits == 7) {
       uint8_t* stripped = scratch.keys + s * kSubtileTokens * D;
-      strip_free_bit<D>(keys, stripped);
-      keys = stripped;
+      strip_free_bit<D>(source.keys, stripped);
+      scratch.key_tiles[s] = stripped;
     }
-    scratch.key_tiles[s] = keys;
-    const auto* key_scales =
-        reinterpret_cast<const uint16_t*>(tile + layout.key_scales) + offset;
-    const auto* value_scales =
-        reinterpret_cast<const uint16_t*>(tile + layout.value_scales) + offset;
-    store(scratch.softmax.scales.key + s * 16, load_bf16(key_scales));
-    store(scratch.softmax.scales.value + s * 16, load_bf16(value_scales));
+    store(scratch.softmax.scales.key + s * 16, load_bf16(source.key_scales));
+    store(scratch.softmax.scales.value + s * 16, load_bf16(source.value_scales));
   }
 }
 
@@ -149,12 +189,13 @@ inline SubTile sub_tile(const RowBlock& block, const RowParams* params, int sub,
 template <int D>
 inline void score_tile(const SubTile& part, Scratch<D>& scratch) {
   gemm_qk<D>(part.shape, scratch.query[part.sub], scratch.key_tiles,
-             scratch.softmax.scores);
+             scratch.softmax.scores, scratch.softmax.prefetcher);
 }
 
 template <int D>
 inline void accumulate_tile(const SubTile& part, Scratch<D>& scratch, RowState split) {
-  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels, scratch.acc);
+  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels, scratch.acc,
+             scratch.softmax.prefetcher);
   const int32_t* high = scratch.acc;
   const int32_t* low = scratch.acc + part.shape.low_row * D;
   const TileResult& result = scratch.result;
@@ -214,6 +255,7 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
                  int last_split, RowState state) {
   Scratch<D>& scratch = thread_scratch<D>();
   const TileLayout layout(args.cache.format, D, args.cache.block_size);
+  const TileReader<D> reader(args, layout, block);
   load_queries<D>(args, block, scratch);
   const TileConfig config(block.num_rows);
   int64_t begin = INT64_MAX, end = 0;
@@ -221,6 +263,9 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
     begin = scratch.rows[r].begin < begin ? scratch.rows[r].begin : begin;
     end = scratch.rows[r].end > end ? scratch.rows[r].end : end;
   }
+  // With many rows the products take longer than the memory, and the blocks of rows
+  // before this one have left the tiles in the cache.
+  const int64_t fetch_end = block.num_rows <= kSubRows ? end : 0;
   const RowState split{scratch.split_max, scratch.split_sum, scratch.split_acc};
   for (int64_t s = first_split; s < last_split; ++s) {
     const int64_t split_end = (s + 1) * kSplitTokens < end ? (s + 1) * kSplitTokens : end;
@@ -231,7 +276,7 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
       const int64_t left = split_end - tile;
       const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
       const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
-      load_tile<D>(args, layout, block, tile, subtiles, scratch);
+      load_tile<D>(reader, tile, subtiles, fetch_end, scratch);
       attend_tile<D>(block, tile, subtiles, scratch, split);
     }
     merge_rows<D>(block.num_rows, state, split);

@@ -40,12 +40,13 @@ struct TileConfig {
 // Two sums in flight hide the latency of the product.
 template <int D>
 inline void qk_pass(const int8_t* query, int subtiles, const uint8_t* const* keys,
-                    int32_t* scores) {
+                    int32_t* scores, Prefetcher& prefetcher) {
   constexpr int kStride = kTileTokens * 4;
   if constexpr (D == 64) {
     _tile_loadd(4, query, D);
     int s = 0;
     for (; s + 2 <= subtiles; s += 2) {
+      prefetcher.step();
       _tile_loadd(6, keys[s], 64);
       _tile_loadd(7, keys[s + 1], 64);
       _tile_zero(0);
@@ -63,6 +64,7 @@ inline void qk_pass(const int8_t* query, int subtiles, const uint8_t* const* key
     }
   } else {
     for (int s = 0; s < subtiles; ++s) {
+      prefetcher.step();
       _tile_zero(0);
       for (int c = 0; c < D / 64; c += 2) {
         _tile_loadd(4, query + c * 64, D);
@@ -80,7 +82,7 @@ inline void qk_pass(const int8_t* query, int subtiles, const uint8_t* const* key
 // Both terms of more than 8 rows share each key tile.
 template <int D>
 inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const* keys,
-                         int32_t* scores) {
+                         int32_t* scores, Prefetcher& prefetcher) {
   constexpr int kStride = kTileTokens * 4;
   const int8_t* low = query + 16 * D;
   if constexpr (D <= 128) {
@@ -93,6 +95,7 @@ inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const
     int s = 0;
     if constexpr (D == 64) {  // four sums in flight
       for (; s + 2 <= subtiles; s += 2) {
+        prefetcher.step();
         _tile_loadd(6, keys[s], 64);
         _tile_zero(0);
         _tile_dpbsud(0, 4, 6);
@@ -110,6 +113,7 @@ inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const
       }
     }
     for (; s < subtiles; ++s) {
+      prefetcher.step();
       _tile_loadd(6, keys[s], 64);
       _tile_zero(0);
       _tile_zero(1);
@@ -124,18 +128,19 @@ inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const
       _tile_stored(1, scores + 16 * kTileTokens + s * 16, kStride);
     }
   } else {
-    qk_pass<D>(query, subtiles, keys, scores);
-    qk_pass<D>(low, subtiles, keys, scores + 16 * kTileTokens);
+    qk_pass<D>(query, subtiles, keys, scores, prefetcher);
+    qk_pass<D>(low, subtiles, keys, scores + 16 * kTileTokens, prefetcher);
   }
 }
 
 template <int D>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores) {
+                    const uint8_t* const* keys, int32_t* scores,
+                    Prefetcher& prefetcher) {
   if (shape.low_row == kSubRows) {
-    qk_two_terms<D>(query, shape.subtiles, keys, scores);
+    qk_two_terms<D>(query, shape.subtiles, keys, scores, prefetcher);
   } else {
-    qk_pass<D>(query, shape.subtiles, keys, scores);
+    qk_pass<D>(query, shape.subtiles, keys, scores, prefetcher);
   }
 }
 
@@ -143,11 +148,12 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
 // and the next multiple of 64 tokens in `prob`.
 template <int D>
 inline void pv_pass(const uint8_t* prob, int subtiles, const int8_t* levels,
-                    int32_t* acc) {
+                    int32_t* acc, Prefetcher& prefetcher) {
   const bool both = subtiles > 4;
   _tile_loadd(4, prob, kTileTokens);
   if (both) _tile_loadd(5, prob + 64, kTileTokens);
   for (int g = 0; g < D / 16; g += 2) {
+    prefetcher.step();
     const int8_t* level = levels + g * 64;
     _tile_zero(0);
     _tile_zero(1);
@@ -169,9 +175,10 @@ inline void pv_pass(const uint8_t* prob, int subtiles, const int8_t* levels,
 // Both terms of more than 8 rows share each tile of levels; four sums in flight.
 template <int D>
 inline void pv_two_terms(const uint8_t* prob, int subtiles, const int8_t* levels,
-                         int32_t* acc) {
+                         int32_t* acc, Prefetcher& prefetcher) {
   const uint8_t* low = prob + 16 * kTileTokens;
   for (int g = 0; g < D / 16; g += 2) {
+    prefetcher.step();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -196,11 +203,11 @@ inline void pv_two_terms(const uint8_t* prob, int subtiles, const int8_t* levels
 
 template <int D>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
-                    int32_t* acc) {
+                    int32_t* acc, Prefetcher& prefetcher) {
   if (shape.low_row == kSubRows) {
-    pv_two_terms<D>(prob, shape.subtiles, levels, acc);
+    pv_two_terms<D>(prob, shape.subtiles, levels, acc, prefetcher);
   } else {
-    pv_pass<D>(prob, shape.subtiles, levels, acc);
+    pv_pass<D>(prob, shape.subtiles, levels, acc, prefetcher);
   }
 }
 

@@ -23,7 +23,8 @@ struct TileConfig {
 // scores[term][t] = sum_d keys[t][d] * query[term][d]; keys [subtile][D/4][16][4].
 template <int D>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores) {
+                    const uint8_t* const* keys, int32_t* scores,
+                    Prefetcher&) {
   for (int term = 0; term < 2; ++term) {
     for (int r = 0; r < shape.rows; ++r) {
       const int row = term * shape.low_row + r;
@@ -42,7 +43,7 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
 // acc[term][d] = sum_t prob[term][t] * levels[t][d]; levels [quad][D/16][16][4].
 template <int D>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
-                    int32_t* acc) {
+                    int32_t* acc, Prefetcher&) {
   for (int term = 0; term < 2; ++term) {
     for (int r = 0; r < shape.rows; ++r) {
       const int row = term * shape.low_row + r;

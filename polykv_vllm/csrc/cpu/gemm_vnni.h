@@ -78,10 +78,12 @@ inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const
 
 template <int D, int R>
 inline void qk_rows(const GemmShape& shape, const int8_t* query, int row,
-                    const uint8_t* const* keys, int32_t* scores) {
+                    const uint8_t* const* keys, int32_t* scores,
+                    Prefetcher& prefetcher) {
   const int low = row + shape.low_row;
   int s = 0;
   for (; s + 2 <= shape.subtiles; s += 2) {
+    prefetcher.step();
     qk_block<D, R, 2>(query + row * D, query + low * D, keys + s,
                       scores + row * kTileTokens + s * 16,
                       scores + low * kTileTokens + s * 16);
@@ -95,26 +97,28 @@ inline void qk_rows(const GemmShape& shape, const int8_t* query, int row,
 
 template <int D>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores) {
+                    const uint8_t* const* keys, int32_t* scores,
+                    Prefetcher& prefetcher) {
   int row = 0;
-  for (; row + 6 <= shape.rows; row += 6) qk_rows<D, 6>(shape, query, row, keys, scores);
+  for (; row + 6 <= shape.rows; row += 6) qk_rows<D, 6>(shape, query, row, keys, scores, prefetcher);
   switch (shape.rows - row) {
-    case 5: return qk_rows<D, 5>(shape, query, row, keys, scores);
-    case 4: return qk_rows<D, 4>(shape, query, row, keys, scores);
-    case 3: return qk_rows<D, 3>(shape, query, row, keys, scores);
-    case 2: return qk_rows<D, 2>(shape, query, row, keys, scores);
-    case 1: return qk_rows<D, 1>(shape, query, row, keys, scores);
+    case 5: return qk_rows<D, 5>(shape, query, row, keys, scores, prefetcher);
+    case 4: return qk_rows<D, 4>(shape, query, row, keys, scores, prefetcher);
+    case 3: return qk_rows<D, 3>(shape, query, row, keys, scores, prefetcher);
+    case 2: return qk_rows<D, 2>(shape, query, row, keys, scores, prefetcher);
+    case 1: return qk_rows<D, 1>(shape, query, row, keys, scores, prefetcher);
     default: return;
   }
 }
 
 template <int D, int R>
 inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
-                    const int8_t* levels, int32_t* acc) {
+                    const int8_t* levels, int32_t* acc, Prefetcher& prefetcher) {
   constexpr int G = 2;  // groups of 16 dims per pass
   const uint8_t* high = prob + row * kTileTokens;
   const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
   for (int group = 0; group < D / 16; group += G) {
+    prefetcher.step();
     Accumulators<R, G> sums;
     sums.clear();
     for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
@@ -143,15 +147,15 @@ inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
 
 template <int D>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
-                    int32_t* acc) {
+                    int32_t* acc, Prefetcher& prefetcher) {
   int row = 0;
-  for (; row + 6 <= shape.rows; row += 6) pv_rows<D, 6>(shape, prob, row, levels, acc);
+  for (; row + 6 <= shape.rows; row += 6) pv_rows<D, 6>(shape, prob, row, levels, acc, prefetcher);
   switch (shape.rows - row) {
-    case 5: return pv_rows<D, 5>(shape, prob, row, levels, acc);
-    case 4: return pv_rows<D, 4>(shape, prob, row, levels, acc);
-    case 3: return pv_rows<D, 3>(shape, prob, row, levels, acc);
-    case 2: return pv_rows<D, 2>(shape, prob, row, levels, acc);
-    case 1: return pv_rows<D, 1>(shape, prob, row, levels, acc);
+    case 5: return pv_rows<D, 5>(shape, prob, row, levels, acc, prefetcher);
+    case 4: return pv_rows<D, 4>(shape, prob, row, levels, acc, prefetcher);
+    case 3: return pv_rows<D, 3>(shape, prob, row, levels, acc, prefetcher);
+    case 2: return pv_rows<D, 2>(shape, prob, row, levels, acc, prefetcher);
+    case 1: return pv_rows<D, 1>(shape, prob, row, levels, acc, prefetcher);
     default: return;
   }
 }

@@ -16,6 +16,7 @@
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,avx2")
 // clang-format off: each file needs what the ones above it define
 #include "vec_avx512.h"
+#include "prefetch.h"
 #include "math-inl.h"
 #include "store-inl.h"
 #include "unpack_avx512.h"

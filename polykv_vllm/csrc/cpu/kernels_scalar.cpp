@@ -10,6 +10,7 @@
 
 // clang-format off: each file needs what the ones above it define
 #include "vec_scalar.h"
+#include "prefetch.h"
 #include "math-inl.h"
 #include "store-inl.h"
 #include "unpack_scalar.h"

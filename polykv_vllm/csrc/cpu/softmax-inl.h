@@ -38,6 +38,7 @@ struct SoftmaxBuffers {
   alignas(64) float x[kSubRows * kTileTokens];
   alignas(64) uint8_t prob[2 * kSubRows * kTileTokens];
   TileScales scales;
+  Prefetcher prefetcher;
 };
 
 inline Mask tokens_mask(int64_t begin, int64_t end, int first) {
@@ -121,6 +122,7 @@ inline void tile_softmax(int rows, int low_row, int subtiles, const RowParams* p
   };
   for (int r = 0; r < kSubRows; ++r) lanes[r] = tops[r] = set1(0.0f);
   for (int r = 0; r < rows; ++r) {
+    buffers.prefetcher.step();
     const int32_t* high = buffers.scores + r * kTileTokens;
     const int32_t* low = buffers.scores + (r + low_row) * kTileTokens;
     float* x = buffers.x + r * kTileTokens;
@@ -133,6 +135,7 @@ inline void tile_softmax(int rows, int low_row, int subtiles, const RowParams* p
   store(result.max, row_max);
   store(minus_max, sub(set1(0.0f), row_max));
   for (int r = 0; r < rows; ++r) {
+    buffers.prefetcher.step();
     const bool full = range(r).covers(tokens);
     (full ? weigh<false> : weigh<true>)(buffers.scales.value, scale[r], minus_max[r],
                                         range(r), subtiles, buffers.x + r * kTileTokens,
@@ -144,6 +147,7 @@ inline void tile_softmax(int rows, int low_row, int subtiles, const RowParams* p
   store(unit, select(usable, div(set1(kProbMax), prob_max), set1(0.0f)));
   store(result.factor, select(usable, mul(prob_max, set1(1 / kProbMax)), set1(0.0f)));
   for (int r = 0; r < rows; ++r) {
+    buffers.prefetcher.step();
     quantize_prob(buffers.x + r * kTileTokens, unit[r], subtiles,
                   buffers.prob + r * kTileTokens,
                   buffers.prob + (r + low_row) * kTileTokens);

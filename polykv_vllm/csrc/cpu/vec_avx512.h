@@ -75,7 +75,7 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecI x[4]) {
   _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
   _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
 }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace
 }  // namespace polykv

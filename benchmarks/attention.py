@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Is attention from the compressed cache faster than vLLM's over bf16, and exact?
+
+    python -m benchmarks.attention
+
+Each of our instruction sets against each attention path that vLLM has for this CPU.
+A case whose error exceeds the bound gets no time.
+"""
+
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+from benchmarks import _environment, _report
+from benchmarks._cases import BLOCK_SIZE, SHAPES, Case, Shape, make_batch, read_options
+from benchmarks._kernels import (
+    Kernel,
+    PolykvKernel,
+    VllmKernel,
+    relative_error,
+    vllm_choice,
+    vllm_paths,
+)
+from benchmarks._timing import Timing, alternate, cold_footprint_bytes, copies_for
+from polykv_vllm import ops
+from polykv_vllm.formats import FormatSpec
+
+MAX_ERROR = 3e-3
+"""Bound on ||out - ref|| / ||ref||, ref being fp32 over the dequantized cache."""
+MAX_VLLM_ERROR = 1e-2
+"""vLLM's kernel is checked too, so that a ratio compares two correct results."""
+DECODE_RATIO, PREFILL_RATIO = 4.0, 2.0
+AGENTS = (1, 15, 64)
+_MIN_ROUNDS, _MAX_ROUNDS = 7, 101
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """Errors of all arms, and times unless one of them is wrong.
+
+    Attributes:
+        case: What was run.
+        errors: Arm to relative error.
+        failed: Arms whose error exceeds its bound.
+        timings: Arm to timing; empty when an arm failed.
+        copies: Copies of the cache that each arm went through.
+
+    """
+
+    case: Case
+    errors: dict[str, float]
+    failed: tuple[str, ...]
+    timings: dict[str, Timing]
+    copies: int = 0
+
+    def ratio(self, ours: str, theirs: str) -> float:
+        """Return how many times faster `ours` is, from the medians."""
+        return self.timings[theirs].median_s / self.timings[ours].median_s
+
+
+def our_isas() -> list[str]:
+    """Our vectorized kernels here, fastest first (all kinds if there is none)."""
+    slow = ("scalar", "reference")
+    isas = [isa for isa in ops.available_isas() if isa not in slow]
+    return isas or [ops.current_isa()]
+
+
+def requirement_cases(shape: Shape, agents: list[int]) -> list[Case]:
+    """Return decode for every number of agents, and a prefill, of one shape."""
+    cases = [
+        Case(shape, context, 1, count, DECODE_RATIO if count == 1 else None)
+        for context in (3072, 8192)
+        for count in agents
+    ]
+    return [*cases, Case(shape, 3072, 1024, 1, PREFILL_RATIO)]
+
+
+def quick_cases(shape: Shape) -> list[Case]:
+    """Return small cases that show that the benchmark works, and nothing else."""
+    return [Case(shape, 300), Case(shape, 200, 70), Case(shape, 300, agents=3)]
+
+
+def make_arms(
+    case: Case, fmt: FormatSpec, isas: list[str], threads: int
+) -> dict[str, Kernel]:
+    """Build the arms of a case: ours by ISA, vLLM's by path."""
+    batch = make_batch(case)
+    arms: dict[str, Kernel] = {
+        f"polykv {isa}": PolykvKernel(batch, fmt, isa, threads) for isa in isas
+    }
+    for path, name in vllm_paths().items():
+        arms[f"vLLM {name}"] = VllmKernel(batch, path)
+    return arms
+
+
+def refcheck(arms: dict[str, Kernel]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Run every arm once; return its errors and the arms that exceed their bound."""
+    errors, failed = {}, []
+    for name, arm in arms.items():
+        arm.output.fill_(math.nan)
+        arm(0)
+        errors[name] = relative_error(arm.output, arm.expected())
+        bound = MAX_ERROR if isinstance(arm, PolykvKernel) else MAX_VLLM_ERROR
+        if not errors[name] <= bound:  # also true for NaN
+            failed.append(name)
+    return errors, tuple(failed)
+
+
+def measure(
+    case: Case, arms: dict[str, Kernel], seconds: float, footprint_bytes: int
+) -> CaseResult:
+    """Check the arms and, if all are right, time them.
+
+    Args:
+        case: What the arms compute.
+        arms: From `make_arms`.
+        seconds: About how long to measure.
+        footprint_bytes: What the arms read before a copy of a cache is read again.
+
+    """
+    errors, failed = refcheck(arms)
+    if failed:
+        return CaseResult(case, errors, failed, {})
+    checked = {name: arm.output.clone() for name, arm in arms.items()}
+    read = sum(arm.copies[0].nbytes for arm in arms.values())
+    copies = copies_for(footprint_bytes, read)
+    start = time.perf_counter()
+    for arm in arms.values():
+        arm(0)
+    rounds = int(seconds / (time.perf_counter() - start))
+    rounds = min(_MAX_ROUNDS, max(_MIN_ROUNDS, rounds))
+    for arm in arms.values():
+        arm.use_copies(copies)
+    timings = alternate(arms, rounds)
+    # Ours are deterministic: what was timed must be what was checked, to the bit.
+    changed = [
+        name
+        for name, arm in arms.items()
+        if isinstance(arm, PolykvKernel) and not torch.equal(arm.output, checked[name])
+    ]
+    if changed:
+        return CaseResult(case, errors, tuple(changed), {})
+    return CaseResult(case, errors, (), timings, copies)
+
+
+def table_of(shape: Shape, results: list[CaseResult]) -> Table:
+    """Lay out the results of one shape, one row per case and kernel of ours."""
+    theirs = [f"vLLM {name}" for name in vllm_paths().values()]
+    chosen = vllm_paths().get(vllm_choice(shape.head_dim), "none of these")
+    table = Table(
+        title=f"heads/KV heads/head size {shape}; vLLM itself takes: {chosen}",
+        title_justify="left",
+    )
+    table.add_column("case", no_wrap=True)
+    table.add_column("kernel")
+    table.add_column("error", justify="right")
+    table.add_column("ms (p10-p90)", justify="right", no_wrap=True)
+    for name in theirs:
+        table.add_column(f"{name} ms", justify="right")
+    for name in theirs:
+        table.add_column(f"vs {name}", justify="right")
+    table.add_column("required", justify="right")
+    for result in results:
+        for name in (arm for arm in result.errors if arm not in theirs):
+            table.add_row(*_row(result, name, theirs))
+        table.add_section()
+    return table
+
+
+def _row(result: CaseResult, ours: str, theirs: list[str]) -> list[str]:
+    case = result.case
+    label = f"{case}" + (f", {case.agents} agents" if case.agents > 1 else "")
+    cells = [label, ours, f"{result.errors[ours]:.1e}"]
+    if result.failed:
+        wrong = ", ".join(f"{name} {result.errors[name]:.1e}" for name in result.failed)
+        return [*cells, f"[red]refcheck failed: {wrong}[/]"]
+    cells.append(_report.spread(result.timings[ours]))
+    cells += [_report.milliseconds(result.timings[name].median_s) for name in theirs]
+    for number, name in enumerate(theirs):
+        required = case.required if number == 0 else None
+        cells.append(_report.ratio(result.ratio(ours, name), required))
+    return [*cells, f"{case.required:.0f}x" if case.required else ""]
+
+
+def as_record(result: CaseResult) -> dict[str, Any]:
+    """Return a result for the JSON report."""
+    case = result.case
+    return {
+        "shape": str(case.shape),
+        "context": case.context,
+        "query_len": case.query_len,
+        "agents": case.agents,
+        "required_ratio": case.required,
+        "errors": result.errors,
+        "failed": list(result.failed),
+        "copies": result.copies,
+        "timings": {name: t.as_dict() for name, t in result.timings.items()},
+        "ratios": {
+            f"{ours} vs {theirs}": result.ratio(ours, theirs)
+            for ours in result.timings
+            for theirs in result.timings
+            if ours.startswith("polykv") and theirs.startswith("vLLM")
+        },
+    }
+
+
+def main(
+    format_name: Annotated[
+        str, typer.Option("--format", help="cache format, as in --kv-cache-dtype")
+    ] = "polykv",
+    shape: Annotated[
+        list[str] | None, typer.Option(help="heads/KV heads/head size; repeatable")
+    ] = None,
+    agents: Annotated[
+        list[int] | None, typer.Option(help="sequences in a decode batch; repeatable")
+    ] = None,
+    isa: Annotated[
+        list[str] | None, typer.Option(help="our instruction sets; repeatable")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="compute threads", min=1)] = 1,
+    seconds: Annotated[float, typer.Option(help="time to spend on a case")] = 6.0,
+    footprint_mib: Annotated[
+        int | None,
+        typer.Option(
+            help="read this much before a cache is read again; the default, 1.25 x "
+            "the last-level cache, keeps caches cold"
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="small cases: a test of the tool")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="write the results here")] = None,
+) -> None:
+    """Attention of polykv beside vLLM's own CPU kernel."""
+    torch.set_num_threads(threads)
+    fmt, shapes = read_options(format_name, shape or SHAPES[: 1 if quick else None])
+    environment = _environment.describe(threads)
+    _report.print_headline(environment)
+    footprint = 0 if quick else cold_footprint_bytes()
+    if footprint_mib is not None:
+        footprint = footprint_mib << 20
+    _report.console.print(
+        f"{fmt.name}, bf16 activations, block size {BLOCK_SIZE}, {footprint >> 20} MiB "
+        "read before a cache is read again; medians of alternating calls; error bound "
+        f"{MAX_ERROR:.0e}"
+    )
+    results = []
+    for each in shapes:
+        cases = (
+            quick_cases(each) if quick else requirement_cases(each, agents or [*AGENTS])
+        )
+        done = []
+        for case in cases:
+            arms = make_arms(case, fmt, isa or our_isas(), threads)
+            done.append(measure(case, arms, 0.05 if quick else seconds, footprint))
+        _report.console.print(table_of(each, done))
+        results += done
+    record = {
+        "benchmark": "attention",
+        "environment": environment,
+        "format": fmt.name,
+        "quick": quick,
+        "footprint_bytes": footprint,
+        "vllm_path": {str(each): vllm_choice(each.head_dim) for each in shapes},
+        "results": [as_record(result) for result in results],
+    }
+    _report.write_json(json, record)
+    if any(result.failed for result in results):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

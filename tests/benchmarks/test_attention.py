@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention benchmark checks before it times, and its quick mode works."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("vllm")
+
+from benchmarks import attention
+from benchmarks._cases import Case, Shape
+from polykv_vllm import ops
+from polykv_vllm.formats import CACHE_DTYPES, get_format
+
+_QUICK = ["--quick", "--shape", "4/2/64"]
+
+
+def run(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(attention.main)
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def wrong_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our kernel with a softmax scale that is off by 5 %."""
+    right = ops.paged_attention
+
+    def wrong(*arguments: Any, **options: Any) -> None:
+        *others, scale = arguments
+        right(*others, scale * 1.05, **options)
+
+    monkeypatch.setattr(ops, "paged_attention", wrong)
+
+
+def test_quick_mode_prints_ratios_and_writes_json(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "attention.json"
+    result = run(*_QUICK, "--json", str(path))
+    assert result.exit_code == 0, result.output
+    assert re.search(r"\d\.\d\dx", result.output)
+    record = json.loads(path.read_text())
+    assert record["environment"]["threads"] == 1
+    assert len(record["results"]) == 3
+    for each in record["results"]:
+        assert not each["failed"]
+        ours = [name for name in each["timings"] if name.startswith("polykv")]
+        assert ours and all(each["timings"][name]["median_s"] > 0 for name in ours)
+        assert all(each["errors"][name] <= attention.MAX_ERROR for name in ours)
+
+
+@pytest.mark.usefixtures("wrong_attention")
+def test_failing_refcheck_prints_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "attention.json"
+    result = run(*_QUICK, "--json", str(path))
+    assert result.exit_code == 1
+    assert "refcheck failed" in result.output
+    assert not re.search(r"\d\.\d\dx", result.output)
+    for each in json.loads(path.read_text())["results"]:
+        assert each["failed"] and not each["timings"] and not each["ratios"]
+
+
+def test_nan_fails_the_refcheck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "paged_attention", lambda *_, **__: None)
+    isas = attention.our_isas()[:1]
+    case = Case(Shape(4, 2, 64), 200)
+    arms = attention.make_arms(case, get_format("polykv"), isas, threads=1)
+    result = attention.measure(case, arms, seconds=0, footprint_bytes=0)
+    assert result.failed == (f"polykv {isas[0]}",)
+    assert not result.timings
+
+
+@pytest.mark.parametrize("name", CACHE_DTYPES)
+def test_every_format_passes_the_refcheck(name: str) -> None:
+    case = Case(Shape(6, 2, 128), 333, query_len=3, agents=2)
+    isas = attention.our_isas()
+    arms = attention.make_arms(case, get_format(name), isas, threads=1)
+    assert attention.refcheck(arms)[1] == ()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--format", "polykv_k1v1"], ["--shape", "9/2/64"]]
+)
+def test_bad_options_are_usage_errors(arguments: list[str]) -> None:
+    assert run("--quick", *arguments).exit_code == 2

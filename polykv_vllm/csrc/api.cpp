@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exported C functions. ops/cpu.py checks every argument before it calls them.
+// The exported C functions. ops/cpu.py checks dtypes, shapes and strides before it calls
+// them; the values of slots, lengths and block numbers are checked here.
 #include <cstdint>
 
+#include "cpu/check.h"
 #include "cpu/dispatch.h"
 #include "cpu/schedule.h"
 #include "polykv/codebook.h"
@@ -19,11 +21,17 @@ int polykv_num_isas() { return num_kernel_tables(); }
 const char* polykv_isa_name(int isa) { return kernel_table(isa).name; }
 int polykv_isa_supported(int isa) { return kernel_table(isa).supported(); }
 
-void polykv_reshape_and_cache(int isa, const StoreArgs* args) {
-  run_store(kernel_table(isa), *args);
+// Null when done; else what is wrong with the indices, and nothing was written. The
+// text stays valid until the thread's next call.
+const char* polykv_reshape_and_cache(int isa, const StoreArgs* args) {
+  const char* error = check_slots(*args);
+  if (error == nullptr) run_store(kernel_table(isa), *args);
+  return error;
 }
-void polykv_paged_attention(int isa, const AttentionArgs* args) {
-  run_attention(kernel_table(isa), *args);
+const char* polykv_paged_attention(int isa, const AttentionArgs* args) {
+  const char* error = check_batch(*args);
+  if (error == nullptr) run_attention(kernel_table(isa), *args);
+  return error;
 }
 
 // The constants that formats/ also states, for the test that compares them.

@@ -69,6 +69,8 @@ class AttentionArgs(ct.Structure):
         ("output_token_stride", ct.c_int64),
         ("output_head_stride", ct.c_int64),
         ("block_table_stride", ct.c_int64),
+        ("num_rows", ct.c_int64),
+        ("block_table_width", ct.c_int32),
         ("num_reqs", ct.c_int32),
         ("num_heads", ct.c_int32),
         ("sliding_window", ct.c_int32),

@@ -2,19 +2,21 @@
 """The C++ kernels: loads the library, checks arguments, hands over pointers.
 
 The library is plain C (ctypes), not a torch extension: it depends on no torch ABI,
-so one wheel serves CPU and CUDA builds of any torch. Everything the kernels take on
-trust (shapes, strides, block and slot bounds) is checked here.
+so one wheel serves CPU and CUDA builds of any torch. Dtypes, shapes and strides are
+checked here, the values of indices by the library (csrc/cpu/check.cpp). Both run once
+per layer and step, so they are kept to a few microseconds.
 """
 
 import ctypes as ct
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import torch
 
 from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FormatSpec
 from polykv_vllm.ops._structs import AttentionArgs, Cache, Format, StoreArgs
+from polykv_vllm.ops.table import validate_cache
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
 
@@ -36,6 +38,8 @@ def load_library() -> ct.CDLL:
         )
     lib = ct.CDLL(str(LIBRARY))
     lib.polykv_isa_name.restype = ct.c_char_p
+    lib.polykv_reshape_and_cache.restype = ct.c_char_p
+    lib.polykv_paged_attention.restype = ct.c_char_p
     for name, struct in (("store", StoreArgs), ("attention", AttentionArgs)):
         sizeof = getattr(lib, f"polykv_sizeof_{name}_args")
         sizeof.restype = ct.c_int64
@@ -50,24 +54,42 @@ def load_library() -> ct.CDLL:
 def implementations() -> dict[str, tuple[Callable[..., None], Callable[..., None]]]:
     """Return {isa: (reshape_and_cache, paged_attention)}, fastest first."""
     lib = load_library()
+    store, attend = lib.polykv_reshape_and_cache, lib.polykv_paged_attention
     return {
-        lib.polykv_isa_name(i).decode(): (partial(_store, i), partial(_attend, i))
+        lib.polykv_isa_name(i).decode(): (
+            partial(_store, partial(store, i)),
+            partial(_attend, partial(attend, i)),
+        )
         for i in range(lib.polykv_num_isas())
         if lib.polykv_isa_supported(i)
     }
 
 
 def _cache_struct(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Cache:
-    num_blocks, num_kv_heads, block_size, _ = kv_cache.shape
+    key = (kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride(), kv_cache.dtype)
+    return _checked_cache(key, fmt, head_dim)
+
+
+@lru_cache(maxsize=4096)  # a model's layers; a step asks for the same ones again
+def _checked_cache(
+    key: tuple[int, torch.Size, tuple[int, ...], torch.dtype],
+    fmt: FormatSpec,
+    head_dim: int,
+) -> Cache:
+    address, shape, strides, dtype = key
+    fmt.check_head_dim(head_dim)
+    slot_bytes = fmt.slot_bytes(head_dim)
+    validate_cache(shape, strides, dtype, slot_bytes)
+    num_blocks, num_kv_heads, block_size, _ = shape
     if block_size % BLOCK_SIZE_MULTIPLE:
         raise ValueError(
             f"block size {block_size} is not a multiple of {BLOCK_SIZE_MULTIPLE}"
         )
     return Cache(
-        kv_cache.data_ptr(),
+        address,
         num_blocks,
-        kv_cache.stride(0),
-        kv_cache.stride(1),
+        strides[0],
+        strides[1],
         num_kv_heads,
         block_size,
         head_dim,
@@ -99,8 +121,13 @@ def _check_index(name: str, index: torch.Tensor, dtype: torch.dtype) -> None:
         raise ValueError(f"the last dimension of {name} must be contiguous")
 
 
+def _raise_if(error: bytes | None) -> None:
+    if error is not None:
+        raise ValueError(error.decode())
+
+
 def _store(
-    isa: int,
+    kernel: Callable[..., bytes | None],
     key: torch.Tensor,
     value: torch.Tensor,
     kv_cache: torch.Tensor,
@@ -117,33 +144,26 @@ def _store(
     slots = slot_mapping.to(torch.int64)
     _check_index("slot_mapping", slots, torch.int64)
     num_tokens = slots.shape[0]
-    if num_tokens == 0:
-        return
     if min(key.shape[0], value.shape[0]) < num_tokens:
         raise ValueError(
             f"{num_tokens} slots for {key.shape[0]} keys and {value.shape[0]} values"
         )
-    limit = cache.num_blocks * cache.block_size
-    if int(slots.max()) >= limit:
-        raise ValueError(f"slot {int(slots.max())} lies outside the cache's {limit}")
     args = StoreArgs(
         cache,
         key.data_ptr(),
         value.data_ptr(),
         slots.data_ptr(),
         num_tokens,
-        key.stride(0),
-        key.stride(1),
-        value.stride(0),
-        value.stride(1),
+        *key.stride()[:2],
+        *value.stride()[:2],
         dtype,
         num_threads,
     )
-    load_library().polykv_reshape_and_cache(isa, ct.byref(args))
+    _raise_if(kernel(ct.byref(args)))
 
 
 def _attend(
-    isa: int,
+    kernel: Callable[..., bytes | None],
     query: torch.Tensor,
     kv_cache: torch.Tensor,
     output: torch.Tensor,
@@ -155,23 +175,25 @@ def _attend(
     sliding_window: int,
     num_threads: int,
 ) -> None:
-    num_heads, head_dim = query.shape[1:]
+    num_rows, num_heads, head_dim = query.shape
     cache = _cache_struct(kv_cache, fmt, head_dim)
-    dtype = _check_rows("query", query, (num_heads, head_dim))
-    if _check_rows("output", output, (num_heads, head_dim)) != dtype:
+    shape = (num_heads, head_dim)
+    dtype = _check_rows("query", query, shape)
+    if _check_rows("output", output, shape) != dtype:
         raise ValueError(f"query is {query.dtype}, output {output.dtype}")
     if num_heads % cache.num_kv_heads:
         raise ValueError(
             f"{num_heads} query heads are no multiple of {cache.num_kv_heads} KV heads"
         )
-    for name, index in (
-        ("block_table", block_table),
-        ("seq_lens", seq_lens),
-        ("query_start_loc", query_start_loc),
-    ):
-        _check_index(name, index, torch.int32)
+    _check_index("block_table", block_table, torch.int32)
+    _check_index("seq_lens", seq_lens, torch.int32)
+    _check_index("query_start_loc", query_start_loc, torch.int32)
     num_reqs = seq_lens.shape[0]
-    _check_batch(query, output, block_table, seq_lens, query_start_loc, cache)
+    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
+        raise ValueError(
+            f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
+            f"{block_table.shape[0]} block table rows"
+        )
     args = AttentionArgs(
         cache,
         query.data_ptr(),
@@ -179,11 +201,11 @@ def _attend(
         block_table.data_ptr(),
         seq_lens.data_ptr(),
         query_start_loc.data_ptr(),
-        query.stride(0),
-        query.stride(1),
-        output.stride(0),
-        output.stride(1),
+        *query.stride()[:2],
+        *output.stride()[:2],
         block_table.stride(0),
+        min(num_rows, output.shape[0]),
+        block_table.shape[1],
         num_reqs,
         num_heads,
         sliding_window,
@@ -191,38 +213,4 @@ def _attend(
         scale,
         num_threads,
     )
-    load_library().polykv_paged_attention(isa, ct.byref(args))
-
-
-def _check_batch(
-    query: torch.Tensor,
-    output: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    cache: Cache,
-) -> None:
-    """Check that every index the kernel follows stays inside its tensor."""
-    num_reqs = seq_lens.shape[0]
-    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
-        raise ValueError(
-            f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
-            f"{block_table.shape[0]} block table rows"
-        )
-    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    if starts[-1] > min(query.shape[0], output.shape[0]):
-        raise ValueError(
-            f"query_start_loc ends at {starts[-1]}, beyond the {query.shape[0]} query "
-            f"and {output.shape[0]} output rows"
-        )
-    for request, length in enumerate(lengths):
-        queries = starts[request + 1] - starts[request]
-        if not 0 <= queries <= length and queries:
-            raise ValueError(
-                f"request {request} has {queries} query tokens and {length} cached ones"
-            )
-    width = block_table.shape[1] * cache.block_size
-    if lengths and max(lengths) > width:
-        raise ValueError(
-            f"a sequence of {max(lengths)} tokens exceeds the block table's {width}"
-        )
+    _raise_if(kernel(ct.byref(args)))

@@ -8,7 +8,7 @@ import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.ops import cpu, reference
-from polykv_vllm.ops.table import OpTable, validate_cache
+from polykv_vllm.ops.table import OpTable
 
 ISA_VARIABLE = "POLYKV_CPU_ISA"
 
@@ -78,8 +78,6 @@ def reshape_and_cache(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    fmt.check_head_dim(key.shape[-1])
-    validate_cache(kv_cache, fmt.slot_bytes(key.shape[-1]))
     entry = _table().require("reshape_and_cache", key.device.type, isa or current_isa())
     entry(key, value, kv_cache, slot_mapping, fmt, num_threads)
 
@@ -122,8 +120,6 @@ def paged_attention(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    fmt.check_head_dim(query.shape[-1])
-    validate_cache(kv_cache, fmt.slot_bytes(query.shape[-1]))
     device = query.device.type
     entry = _table().require("paged_attention", device, isa or current_isa())
     entry(

@@ -4,7 +4,13 @@
 import torch
 
 from polykv_vllm.formats import FormatSpec
+from polykv_vllm.ops.table import validate_cache
 from polykv_vllm.reference import attention, cache
+
+
+def _check(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> None:
+    slot_bytes = fmt.slot_bytes(head_dim)
+    validate_cache(kv_cache.shape, kv_cache.stride(), kv_cache.dtype, slot_bytes)
 
 
 def store(
@@ -17,6 +23,7 @@ def store(
 ) -> None:
     """See `ops.reshape_and_cache`."""
     del num_threads
+    _check(kv_cache, fmt, key.shape[-1])
     cache.reshape_and_cache(key, value, kv_cache, slot_mapping, fmt)
 
 
@@ -34,6 +41,7 @@ def attend(
 ) -> None:
     """See `ops.paged_attention`."""
     del num_threads
+    _check(kv_cache, fmt, query.shape[-1])
     attention.paged_attention(
         query,
         kv_cache,

@@ -5,7 +5,7 @@ Every implementation listed takes every format and head dimension of `formats/`;
 what those are is checked before the look-up, by `FormatSpec.check_head_dim`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 OPS = ("reshape_and_cache", "paged_attention")
@@ -46,9 +46,7 @@ class OpTable:
         """
         entry = self._entries.get((op, device, isa))
         if entry is None:
-            known = ", ".join(
-                f"{d}/{i}" for o, d, i in self._entries if o == op
-            )
+            known = ", ".join(f"{d}/{i}" for o, d, i in self._entries if o == op)
             raise NotImplementedError(
                 f"polykv has no {op} for device {device!r} with isa {isa!r}; "
                 f"available: {known or 'none'}"
@@ -56,29 +54,28 @@ class OpTable:
         return entry
 
 
-def validate_cache(kv_cache: Any, slot_bytes: int) -> None:
-    """Check dtype and shape of a cache tensor.
+def validate_cache(
+    shape: Sequence[int], strides: Sequence[int], dtype: Any, slot_bytes: int
+) -> None:
+    """Check shape, strides (elements) and dtype of a cache tensor.
 
-    Args:
-        kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8, the last
-            two dimensions contiguous.
-        slot_bytes: What the format needs per (token, KV head).
+    It must be `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8 with the last
+    two dimensions contiguous; `slot_bytes` is what the format needs per (token, KV
+    head).
 
     Raises:
         ValueError: It is not such a tensor.
 
     """
-    import torch
-
-    if kv_cache.dtype != torch.uint8 or kv_cache.dim() != 4:
+    if str(dtype) != "torch.uint8" or len(shape) != 4:
         raise ValueError(
             "kv_cache must be uint8 [num_blocks, num_kv_heads, block_size, "
-            f"slot_bytes], not {kv_cache.dtype} {list(kv_cache.shape)}"
+            f"slot_bytes], not {dtype} {list(shape)}"
         )
-    if kv_cache.shape[3] != slot_bytes:
+    if shape[3] != slot_bytes:
         raise ValueError(
-            f"kv_cache has {kv_cache.shape[3]} bytes per (token, KV head); the format "
-            f"needs {slot_bytes}"
+            f"kv_cache has {shape[3]} bytes per (token, KV head); the format needs "
+            f"{slot_bytes}"
         )
-    if kv_cache.stride(3) != 1 or kv_cache.stride(2) != slot_bytes:
+    if strides[3] != 1 or strides[2] != slot_bytes:
         raise ValueError("the tile of one (block, KV head) must be contiguous")

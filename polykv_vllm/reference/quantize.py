@@ -83,7 +83,9 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     norm2 = _tree_sum(y * y)
     rms = torch.sqrt(norm2 / head_dim).unsqueeze(-1)
     boundaries = torch.tensor(book.boundaries, dtype=torch.float32)
-    codes = (y.unsqueeze(-1) > boundaries * rms.unsqueeze(-1)).sum(-1, dtype=torch.int32)
+    codes = (y.unsqueeze(-1) > boundaries * rms.unsqueeze(-1)).sum(
+        -1, dtype=torch.int32
+    )
     codes = torch.where(lost.unsqueeze(-1), torch.zeros_like(codes), codes)
     levels = torch.tensor(book.levels)[codes.long()]
     level_norm2 = (levels * levels).sum(-1) * head_dim

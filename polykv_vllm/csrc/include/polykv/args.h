@@ -35,7 +35,7 @@ struct StoreArgs {
   const void* key;    // [num_tokens, num_kv_heads, head_dim] dtype
   const void* value;  // same shape and dtype
   const int64_t* slot_mapping;  // [num_tokens]
-  int64_t num_tokens;
+  int64_t num_tokens;  // rows of key and value are at least as many
   int64_t key_token_stride, key_head_stride;  // elements
   int64_t value_token_stride, value_head_stride;
   DType dtype;
@@ -53,6 +53,8 @@ struct AttentionArgs {
   int64_t query_token_stride, query_head_stride;  // elements
   int64_t output_token_stride, output_head_stride;
   int64_t block_table_stride;  // elements
+  int64_t num_rows;            // token rows of query and output, for the bounds check
+  int32_t block_table_width;   // elements
   int32_t num_reqs;
   int32_t num_heads;
   int32_t sliding_window;  // keys a query sees, itself included; <= 0: all

@@ -4,7 +4,7 @@
 from polykv_vllm.models.build import (
     ModelBuildError,
     build_model,
-    cache_dir,
+    built_model,
     resolve_model,
 )
 from polykv_vllm.models.catalog import DEFAULT_MODEL, MODELS, ModelRecipe
@@ -15,6 +15,6 @@ __all__ = [
     "ModelBuildError",
     "ModelRecipe",
     "build_model",
-    "cache_dir",
+    "built_model",
     "resolve_model",
 ]

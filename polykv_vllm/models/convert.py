@@ -63,7 +63,9 @@ def prepend_bos(model_dir: Path) -> None:
     """
     tokenizer_json = model_dir / "tokenizer.json"
     tokenizer = json.loads(tokenizer_json.read_text())
-    bos_id = next(t["id"] for t in tokenizer["added_tokens"] if t["content"] == BOS_TOKEN)
+    bos_id = next(
+        t["id"] for t in tokenizer["added_tokens"] if t["content"] == BOS_TOKEN
+    )
     first, second = (
         [
             {"SpecialToken": {"id": BOS_TOKEN, "type_id": type_id}},

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands and their options. What they do is imported when they run.
+
+`polykv --help` must not wait for torch and vLLM.
+"""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from polykv_vllm import __version__
+from polykv_vllm.formats import CACHE_DTYPES
+from polykv_vllm.models import DEFAULT_MODEL, MODELS
+
+app = typer.Typer(
+    name="polykv",
+    help="A compressed KV cache for vLLM. Serve with: "
+    "vllm serve MODEL --kv-cache-dtype polykv",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+KVCacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype", metavar="DTYPE", help=f"One of {', '.join(CACHE_DTYPES)}."
+    ),
+]
+
+
+def fail(error: object) -> typer.Exit:
+    """Print an error and return what ends the command with exit code 1."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print("[bold red]error:[/]", escape(str(error)))
+    return typer.Exit(1)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"polykv-vllm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def info() -> None:
+    """Show versions, the instruction set in use, formats and seams."""
+    from polykv_vllm.cli.info import print_info
+
+    print_info(Console())
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str,
+        typer.Argument(help="A directory, a hub name, or a name of `polykv model`."),
+    ],
+    kv_cache_dtype: KVCacheDtype = "polykv",
+    memory_gib: Annotated[
+        float, typer.Option(help="Cache size to count tokens for.", min=0.001)
+    ] = 1.0,
+) -> None:
+    """Say whether a model can be served compressed, and what that saves.
+
+    Reads only the model's config. Exits with 1 and the reason when it cannot.
+    """
+    from polykv_vllm.cli.check import CheckError, print_check, run_check
+
+    try:
+        support = run_check(model, kv_cache_dtype)
+    except CheckError as error:
+        raise fail(error) from None
+    print_check(Console(), model, support, memory_gib)
+
+
+@app.command()
+def model(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(MODELS)}.")],
+) -> None:
+    """Print the directory of a small real model; build it first if needed."""
+    from polykv_vllm.models import ModelBuildError, build_model
+
+    progress = Console(stderr=True)
+    try:
+        path = build_model(name, lambda step: progress.print(step, highlight=False))
+    except (ValueError, ModelBuildError) as error:
+        raise fail(error) from None
+    print(path)
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="Model to serve.")] = DEFAULT_MODEL,
+    kv_cache_dtype: KVCacheDtype = "polykv",
+    max_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 48,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Serve with vLLM's own dtype, too.")
+    ] = False,
+) -> None:
+    """Serve a small model with a compressed cache to 8 agents, and measure.
+
+    The agents share a long system prompt; their second wave finds it in the prefix
+    cache. The server is stopped at the end, on failure and on Ctrl-C.
+    """
+    from polykv_vllm.cli.check import CheckError
+    from polykv_vllm.demo.run import DemoOptions, run_demo
+    from polykv_vllm.demo.server import ServerError
+    from polykv_vllm.models import ModelBuildError
+
+    options = DemoOptions(model, kv_cache_dtype, max_tokens, compare)
+    try:
+        run_demo(options, Console())
+    except (CheckError, ModelBuildError, ServerError) as error:
+        raise fail(error) from None
+
+
+def main() -> None:
+    """Entry point of the `polykv` script."""
+    app()

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what the demo needs from vLLM's `/metrics`."""
+
+import re
+from dataclasses import dataclass
+
+_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class PrefixCounters:
+    """Tokens looked up in the prefix cache, and those found, since the start."""
+
+    queried_tokens: int
+    hit_tokens: int
+
+    def __sub__(self, earlier: "PrefixCounters") -> "PrefixCounters":
+        return PrefixCounters(
+            self.queried_tokens - earlier.queried_tokens,
+            self.hit_tokens - earlier.hit_tokens,
+        )
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the queried tokens that were found; 0 if none was queried."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """The KV cache as the engine describes it.
+
+    Attributes:
+        capacity_tokens: Tokens it holds.
+        memory_bytes: Its size.
+        block_size: Tokens of a block.
+
+    """
+
+    capacity_tokens: int
+    memory_bytes: int
+    block_size: int
+
+
+def prefix_counters(metrics: str) -> PrefixCounters:
+    """Return the prefix cache's counters."""
+    return PrefixCounters(
+        queried_tokens=int(_total(metrics, "vllm:prefix_cache_queries_total")),
+        hit_tokens=int(_total(metrics, "vllm:prefix_cache_hits_total")),
+    )
+
+
+def cache_report(metrics: str) -> CacheReport:
+    """Return what the engine says about its cache.
+
+    Raises:
+        LookupError: The metric is missing, or lacks one of the figures.
+
+    """
+    for labels, _ in _samples(metrics, "vllm:cache_config_info"):
+        return CacheReport(
+            capacity_tokens=int(labels["kv_cache_size_tokens"]),
+            memory_bytes=int(labels["kv_cache_memory_bytes"]),
+            block_size=int(labels["block_size"]),
+        )
+    raise LookupError("vLLM's /metrics has no vllm:cache_config_info")
+
+
+def _total(metrics: str, name: str) -> float:
+    return sum(value for _, value in _samples(metrics, name))
+
+
+def _samples(metrics: str, name: str) -> list[tuple[dict[str, str], float]]:
+    """Return labels and value of each sample of the metric `name`."""
+    found = []
+    for line in metrics.splitlines():
+        match = _SAMPLE.match(line)
+        if match and match["name"] == name:
+            labels = dict(_LABEL.findall(match["labels"] or ""))
+            found.append((labels, float(match["value"])))
+    return found

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A `vllm serve` child process that never outlives its owner.
+
+The server leads a process group of its own, which is what is stopped in the end: the
+API server, the engine core and its workers are all in it.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+HOST = "127.0.0.1"
+STARTUP_TIMEOUT_S = 300.0
+_TERMINATE_TIMEOUT_S = 15.0
+_KILL_TIMEOUT_S = 10.0
+_POLL_S = 0.25
+_LOG_TAIL_LINES = 25
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
+
+# What vLLM's log says, and what a person is told while it is the latest of these.
+_STAGES = (
+    ("Initializing a V1 LLM engine", "starting the engine"),
+    ("Starting to load model", "loading the weights"),
+    ("Loading weights took", "sizing the cache"),
+    ("KV cache size", "warming up"),
+    ("Starting vLLM server", "opening the API"),
+)
+
+
+class ServerError(RuntimeError):
+    """The server did not start; the message ends with the last lines of its log."""
+
+
+class VllmServer:
+    """Context manager: a started server inside, no process of it left outside.
+
+    Args:
+        arguments: What follows `vllm serve` on the command line, without host and
+            port.
+        log_path: Receives everything that the server prints.
+
+    """
+
+    def __init__(self, arguments: Sequence[str], log_path: Path) -> None:
+        self.log_path = log_path
+        self.port = _free_port()
+        self.base_url = f"http://{HOST}:{self.port}"
+        self._arguments = list(arguments)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def command(self) -> list[str]:
+        """The command line: the `vllm` of this very environment."""
+        vllm = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
+        address = ["--host", HOST, "--port", str(self.port)]
+        return [*vllm, *self._arguments, *address]
+
+    @property
+    def process_group(self) -> int:
+        """Id of the server's process group, which is the pid of its leader."""
+        assert self._process is not None, "the server was not started"
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def wait_until_healthy(
+        self, on_stage: Callable[[str], None] = lambda stage: None
+    ) -> None:
+        """Return when the server answers.
+
+        Args:
+            on_stage: Called with a few words whenever start-up reaches a new stage.
+
+        Raises:
+            ServerError: It ended, or was not ready within `STARTUP_TIMEOUT_S`.
+
+        """
+        assert self._process is not None, "the server was not started"
+        deadline = time.monotonic() + STARTUP_TIMEOUT_S
+        stage = ""
+        while not _answers(f"{self.base_url}/health"):
+            if (code := self._process.poll()) is not None:
+                raise ServerError(
+                    f"vllm serve ended with exit {code}:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"vllm serve was not ready within {STARTUP_TIMEOUT_S:.0f} s:\n"
+                    f"{self.log_tail()}"
+                )
+            if (latest := self._stage()) != stage:
+                stage = latest
+                on_stage(stage)
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End every process of the server's group; return when none is left.
+
+        A second Ctrl-C does not interrupt this: it would leave the engine behind.
+        """
+        if self._process is None:
+            return
+        with _uninterrupted():
+            _signal_group(self._process.pid, signal.SIGTERM)
+            if not self._group_ends_within(_TERMINATE_TIMEOUT_S):
+                _signal_group(self._process.pid, signal.SIGKILL)
+                self._group_ends_within(_KILL_TIMEOUT_S)
+
+    def metrics(self) -> str:
+        """Return the text of the server's `/metrics`."""
+        with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=30) as reply:
+            return str(reply.read(), "utf-8")
+
+    def log_tail(self) -> str:
+        """Return the last lines of the log."""
+        lines = self.log_path.read_text(errors="replace").splitlines()
+        return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    def _stage(self) -> str:
+        log = self.log_path.read_text(errors="replace")
+        reached = [words for mark, words in _STAGES if mark in log]
+        return reached[-1] if reached else "importing vLLM"
+
+    def _group_ends_within(self, seconds: float) -> bool:
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._process.poll()  # reaps the leader, which would stay a zombie
+            if not group_members(self._process.pid):
+                return True
+            time.sleep(_POLL_S / 5)
+        return False
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignore what would end this process. Signals can be set in the main thread only.
+
+    Elsewhere no handler runs anyway: Python calls them in the main thread.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def group_members(process_group: int) -> list[int]:
+    """Return the pids of the living processes of `process_group`.
+
+    A zombie has ended: in a container nobody may ever reap it, so it is not counted.
+    """
+    members = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text()
+        except OSError:  # ended since the directory was listed
+            continue
+        # "pid (name) state ppid pgrp ...": the name may hold blanks and brackets.
+        state, _, group = stat.rpartition(")")[2].split()[:3]
+        if int(group) == process_group and state != "Z":
+            members.append(int(entry.name))
+    return members
+
+
+def _signal_group(process_group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all of it may have ended
+        os.killpg(process_group, number)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end the server if this process is killed outright (Linux)."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as reply:
+            return bool(reply.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _environment() -> dict[str, str]:
+    """Return the child's environment: offline, nothing reported to anyone."""
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "NO_COLOR": "1"}
+    return {**os.environ, **quiet}

@@ -18,7 +18,18 @@ CSRC = Path("polykv_vllm") / "csrc"
 # -ffp-contract=off: the scalar and SIMD kernels promise equal bits, so the compiler
 # may not fuse a multiply and an add in one of them only. No -m flags: each kernel
 # file names its own instruction set, and the set is chosen at run time.
-COMPILE_ARGS = ["-O3", "-std=c++17", "-fopenmp", "-ffp-contract=off", "-g0"]
+# The -Wno flags: GCC 12 warns of its own AVX-512 headers (GCC bug 105593), and of
+# vectors passed between functions that are all inlined.
+COMPILE_ARGS = [
+    "-O3",
+    "-std=c++17",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-g0",
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+    "-Wno-psabi",
+]
 LINK_ARGS = ["-fopenmp", "-g0"]
 
 COMPILER_MISSING = """

@@ -104,20 +104,19 @@ class TileLayout:
             return self.key_byte(token, dim), 7
         quad, column = divmod(token, _QUAD)
         if self.spec.value_plane_bits == 8:
-            return self._value_byte(quad, dim, column, width=16), bit
+            return self._value_byte(quad, column, dim, self.head_dim), bit
         if self.spec.value_plane_bits == 4:
             chunk, rest = divmod(dim, 32)
             high, index = divmod(rest, 16)
-            byte = self._value_byte(quad, chunk * 16 + index, column, width=16)
-            return byte, 4 * high + bit
+            row = chunk * 16 + index
+            return self._value_byte(
+                quad, column, row, self.head_dim // 2
+            ), 4 * high + bit
         return self._value_bit_3(quad, column, dim, bit)
 
-    def _value_byte(self, quad: int, index: int, column: int, width: int) -> int:
-        # Bytes per token and quad row: D, D/2 or D/4, `width` at a time.
-        per_token = self.head_dim * (self.spec.value_plane_bits // 2 * 2) // 8
-        if self.spec.value_plane_bits == 3:
-            per_token = self.head_dim * (2 if width == 16 else 1) // 8
-        return self.value_codes_offset + (quad * per_token + index) * _QUAD + column
+    def _value_byte(self, quad: int, column: int, row: int, rows: int) -> int:
+        # A plane is [quads][rows][4 tokens] bytes.
+        return self.value_codes_offset + (quad * rows + row) * _QUAD + column
 
     def _value_bit_3(
         self, quad: int, column: int, dim: int, bit: int
@@ -125,9 +124,10 @@ class TileLayout:
         chunk, rest = divmod(dim, 64)
         field, lane = divmod(rest, 16)
         if bit < 2:
-            byte = self._value_byte(quad, chunk * 16 + lane, column, width=16)
-            return byte, 2 * field + bit
+            row = chunk * 16 + lane
+            low = self._value_byte(quad, column, row, self.head_dim // 4)
+            return low, 2 * field + bit
         half, index = divmod(lane, 8)
-        byte = self._value_byte(quad, chunk * 8 + index, column, width=8)
+        high = self._value_byte(quad, column, chunk * 8 + index, self.head_dim // 8)
         plane = self.value_high_plane_offset - self.value_codes_offset
-        return byte + plane, field + 4 * half
+        return high + plane, field + 4 * half

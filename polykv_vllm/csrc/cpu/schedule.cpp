@@ -6,13 +6,12 @@
 
 #include <algorithm>
 #include <limits>
-#include <memory>
 #include <vector>
 
 namespace polykv {
 namespace {
 
-// Partial results of at most this many row blocks wait for their turn, so memory does
+// At most this many partial results wait for their turn, so memory does
 // not grow with the context.
 constexpr int kMaxPartials = 512;
 
@@ -26,23 +25,35 @@ struct Item {
   int last_split;   // exclusive
 };
 
-// Owns the memory of one RowState, neutral from the start.
+// Owns the memory of the RowState of up to `max_rows` rows.
 class StateBuffer {
  public:
-  explicit StateBuffer(int head_dim)
-      : max_(kMaxRows), sum_(kMaxRows), acc_(kMaxRows * head_dim) {}
+  StateBuffer(int max_rows, int head_dim)
+      : head_dim_(head_dim),
+        max_(round_up(max_rows)),
+        sum_(round_up(max_rows)),
+        acc_(static_cast<size_t>(round_up(max_rows)) * head_dim) {}
 
-  RowState neutral() {
-    std::fill(max_.begin(), max_.end(), -std::numeric_limits<float>::infinity());
-    std::fill(sum_.begin(), sum_.end(), 0.0f);
-    std::fill(acc_.begin(), acc_.end(), 0.0f);
+  RowState neutral(int rows) {
+    std::fill_n(max_.begin(), round_up(rows), -std::numeric_limits<float>::infinity());
+    std::fill_n(sum_.begin(), round_up(rows), 0.0f);
+    std::fill_n(acc_.begin(), static_cast<size_t>(rows) * head_dim_, 0.0f);
     return state();
   }
   RowState state() { return {max_.data(), sum_.data(), acc_.data()}; }
 
  private:
+  static int round_up(int rows) { return (rows + 15) / 16 * 16; }  // whole vectors
+
+  int head_dim_;
   std::vector<float> max_, sum_, acc_;
 };
+
+int max_rows(const std::vector<Item>& items) {
+  int rows = 0;
+  for (const Item& item : items) rows = std::max(rows, item.rows.num_rows);
+  return rows;
+}
 
 int split_of(int64_t position) { return static_cast<int>(position / kSplitTokens); }
 
@@ -76,11 +87,11 @@ void attend_whole(const KernelTable& table, const AttentionArgs& args,
                   const std::vector<Item>& items, int threads) {
 #pragma omp parallel num_threads(threads)
   {
-    StateBuffer buffer(args.cache.head_dim);
+    StateBuffer buffer(max_rows(items), args.cache.head_dim);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = static_cast<int64_t>(items.size()) - 1; i >= 0; --i) {
       const Item& item = items[i];
-      const RowState state = buffer.neutral();
+      const RowState state = buffer.neutral(item.rows.num_rows);
       table.attend(args, item.rows, item.first_split, item.last_split, state);
       table.finish(args, item.rows, state);
     }
@@ -102,15 +113,16 @@ void attend_splits(const KernelTable& table, const AttentionArgs& args,
   }
   const int num_parts = static_cast<int>(parts.size());
   const int wave = std::min(num_parts, kMaxPartials);
-  std::vector<StateBuffer> partials(wave, StateBuffer(args.cache.head_dim));
-  std::vector<StateBuffer> totals(items.size(), StateBuffer(args.cache.head_dim));
-  for (StateBuffer& total : totals) total.neutral();
+  const StateBuffer empty(max_rows(items), args.cache.head_dim);
+  std::vector<StateBuffer> partials(wave, empty), totals(items.size(), empty);
+  for (size_t i = 0; i < items.size(); ++i) totals[i].neutral(items[i].rows.num_rows);
   for (int start = 0; start < num_parts; start += wave) {
     const int count = std::min(wave, num_parts - start);
 #pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
     for (int p = 0; p < count; ++p) {
       const auto [item, split] = parts[start + p];
-      table.attend(args, items[item].rows, split, split + 1, partials[p].neutral());
+      const RowBlock& rows = items[item].rows;
+      table.attend(args, rows, split, split + 1, partials[p].neutral(rows.num_rows));
     }
     for (int p = 0; p < count; ++p) {
       const int item = parts[start + p].item;

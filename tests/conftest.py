@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared set-up of the tests."""
 
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import settings
 
@@ -15,3 +17,14 @@ def _seed() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Keep torch from waking threads for its many small tensors."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -93,5 +93,5 @@ def test_bad_block_size_is_named(block_size: int) -> None:
 
 
 def test_bad_head_dim_is_named() -> None:
-    with pytest.raises(ValueError, match="head size 96.*64, 128, 256"):
+    with pytest.raises(ValueError, match=r"head size 96.*64, 128, 256"):
         TileLayout(FORMATS["polykv_k8v3"], 96, 32)

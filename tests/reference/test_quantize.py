@@ -65,7 +65,7 @@ def test_rotated_rows_keep_norm_and_direction(row: torch.Tensor, bits: int) -> N
     fmt = FORMATS[f"polykv_k8v{bits}"]
     codes, scale = quantize_rotated(row, bits)
     assert scale.isfinite()
-    assert 0 <= codes.min() and codes.max() < 2**bits
+    assert codes.min() >= 0 and codes.max() < 2**bits
     norm = row.double().norm().item()
     if row.abs().max() < 2.0**-125:
         assert scale == 0

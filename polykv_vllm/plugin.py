@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry point that vLLM loads in every process (`vllm.general_plugins`)."""
 
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -32,5 +33,5 @@ def _is_asked_for(argv: Sequence[str]) -> bool:
     words = [word for argument in argv for word in argument.split("=", 1)]
     return any(
         flag in flags and is_polykv_dtype(value)
-        for flag, value in zip(words, words[1:], strict=False)
+        for flag, value in itertools.pairwise(words)
     )

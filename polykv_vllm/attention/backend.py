@@ -96,16 +96,20 @@ class PolyKVBackend(AttentionBackend):
         return replace(spec, state_content_bytes=slot_bytes)
 
 
-def class_name(fmt: FormatSpec) -> str:
-    """Return the name of the backend class of `fmt` in this module."""
-    return "PolyKVBackend_" + fmt.name.removeprefix("polykv_")
+def _define(fmt: FormatSpec) -> type[PolyKVBackend]:
+    """Make the class of a format a global of this module: vLLM imports it by name."""
+    name = "PolyKVBackend_" + fmt.name.removeprefix("polykv_")
+    backend = type(name, (PolyKVBackend,), {"fmt": fmt, "__module__": __name__})
+    globals()[name] = backend
+    return backend
 
 
-for _fmt in FORMATS.values():
-    _name = class_name(_fmt)
-    globals()[_name] = type(
-        _name, (PolyKVBackend,), {"fmt": _fmt, "__module__": __name__}
-    )
+_BACKENDS = {name: _define(fmt) for name, fmt in FORMATS.items()}
+
+
+def backend_class(fmt: FormatSpec) -> type[PolyKVBackend]:
+    """Return the backend class of a format."""
+    return _BACKENDS[fmt.name]
 
 
 def select_backend(selected_backend: Any, selector_config: Any) -> str:
@@ -125,7 +129,7 @@ def select_backend(selected_backend: Any, selector_config: Any) -> str:
             f"attention backend {selected_backend.name} cannot read the cache dtype "
             f"{selector_config.kv_cache_dtype}; leave --attention-backend away"
         )
-    backend: type[PolyKVBackend] = globals()[class_name(fmt)]
+    backend = backend_class(fmt)
     invalid = backend.validate_configuration(
         **selector_config._asdict(), device_capability=None
     )
@@ -135,4 +139,4 @@ def select_backend(selected_backend: Any, selector_config: Any) -> str:
             f"{selector_config!r}: {'; '.join(invalid)}. Head sizes: "
             f"{', '.join(map(str, SUPPORTED_HEAD_DIMS))}; causal decoder attention."
         )
-    return f"{__name__}.{class_name(fmt)}"
+    return f"{backend.__module__}.{backend.__qualname__}"

@@ -1,2 +1,170 @@
 # SPDX-License-Identifier: Apache-2.0
-def check_vllm_config(vllm_config): pass
+"""Checks a whole vLLM configuration, and completes it, before the engine starts."""
+
+import logging
+from typing import Any
+
+from polykv_vllm.attention.backend import BLOCK_SIZE_BASE, backend_class
+from polykv_vllm.config import PolyKVConfig, parse_options
+from polykv_vllm.errors import UnsupportedError
+from polykv_vllm.formats import get_format, is_polykv_dtype
+from polykv_vllm.support import check_model
+
+logger = logging.getLogger("vllm.polykv")
+
+_MODEL_DTYPES = ("bfloat16", "float16", "float32")
+
+
+def prepare_vllm_config(vllm_config: Any) -> None:
+    """Check a configuration and settle what vLLM leaves open on the CPU.
+
+    Args:
+        vllm_config: See `check_vllm_config`.
+
+    Raises:
+        PolyKVError: See `check_vllm_config`.
+
+    """
+    check_vllm_config(vllm_config)
+    _warn_of_idle_skips(vllm_config)
+    _fit_skipped_layers(vllm_config)
+
+
+def check_vllm_config(vllm_config: Any) -> None:
+    """Refuse what cannot be served; all reasons are named at once.
+
+    Args:
+        vllm_config: vLLM's `VllmConfig` in which the engine or its draft model has
+            one of our cache dtypes.
+
+    Raises:
+        OptionError: An option under `additional_config["polykv"]` is wrong.
+        UnsupportedError: Anything else.
+
+    """
+    options = parse_options(vllm_config.additional_config)
+    reasons = [*_platform_reasons(options), *_engine_reasons(vllm_config)]
+    for model_config, cache_dtype in _served_models(vllm_config):
+        reasons += _model_reasons(model_config, cache_dtype)
+    if reasons:
+        listed = "".join(f"\n  - {reason}" for reason in reasons)
+        raise UnsupportedError(
+            f"--kv-cache-dtype {_cache_dtypes(vllm_config)} cannot serve "
+            f"{vllm_config.model_config.model}:{listed}"
+        )
+
+
+def _served_models(vllm_config: Any) -> list[tuple[Any, str]]:
+    """Return (model config, cache dtype) of each model that uses a dtype of ours."""
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    models = [(vllm_config.model_config, cache_dtype)]
+    draft = vllm_config.speculative_config
+    if draft is not None and draft.draft_model_config not in (None, models[0][0]):
+        draft_dtype = draft.kv_cache_dtype or cache_dtype
+        models.append((draft.draft_model_config, draft_dtype))
+    return [(model, dtype) for model, dtype in models if is_polykv_dtype(dtype)]
+
+
+def _cache_dtypes(vllm_config: Any) -> str:
+    return ", ".join(dict.fromkeys(d for _, d in _served_models(vllm_config)))
+
+
+def _platform_reasons(options: PolyKVConfig) -> list[str]:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        device = current_platform.device_name
+        return [f"the platform is {device}; possible: cpu (vLLM's CPU build)"]
+    from polykv_vllm import ops
+
+    try:
+        available = ops.available_isas()
+        ops.current_isa()
+    except (ImportError, OSError, ValueError) as error:
+        return [f"the CPU kernels cannot be used: {error}"]
+    if options.isa not in ("auto", *available):
+        possible = ", ".join(("auto", *available))
+        return [f"the option isa={options.isa!r} is not available; here: {possible}"]
+    return []
+
+
+def _engine_reasons(vllm_config: Any) -> list[str]:
+    reasons = []
+    block_size = vllm_config.cache_config.block_size
+    if block_size % BLOCK_SIZE_BASE:
+        reasons.append(
+            f"--block-size {block_size}: multiples of {BLOCK_SIZE_BASE} are possible"
+        )
+    backend = vllm_config.attention_config.backend
+    if backend is not None and backend.name != "CUSTOM":
+        reasons.append(
+            f"--attention-backend {backend.name} cannot read this cache; leave the "
+            "option away"
+        )
+    parallel = vllm_config.parallel_config
+    for kind in ("decode", "prefill"):
+        size = getattr(parallel, f"{kind}_context_parallel_size")
+        if size > 1:
+            reasons.append(f"{kind} context parallelism is {size}; 1 is possible")
+    return reasons
+
+
+def _model_reasons(model_config: Any, cache_dtype: str) -> list[str]:
+    reasons = list(check_model(model_config.hf_config, cache_dtype).reasons)
+    if model_config.runner_type != "generate":
+        reasons.append(
+            f"--runner {model_config.runner_type}: generate is possible (pooling "
+            "models were not tried)"
+        )
+    dtype = str(model_config.dtype).removeprefix("torch.")
+    if dtype not in _MODEL_DTYPES:
+        reasons.append(f"--dtype {dtype}: {', '.join(_MODEL_DTYPES)} are possible")
+    return reasons
+
+
+def _warn_of_idle_skips(vllm_config: Any) -> None:
+    """Name entries of --kv-cache-dtype-skip-layers that vLLM would ignore silently."""
+    num_layers = vllm_config.model_config.hf_text_config.num_hidden_layers
+    known = {"sliding_window", *map(str, range(num_layers))}
+    for entry in vllm_config.cache_config.kv_cache_dtype_skip_layers:
+        if entry not in known:
+            logger.warning(
+                "--kv-cache-dtype-skip-layers %s names no layer and has no effect; "
+                "possible: 0 to %d, sliding_window",
+                entry,
+                num_layers - 1,
+            )
+
+
+def _fit_skipped_layers(vllm_config: Any) -> None:
+    """Choose block sizes so that skipped layers do not cost the compression.
+
+    In a model with sliding windows all KV cache groups share pages of one size. For
+    skipped windows vLLM's CUDA platform finds block sizes whose pages nearly agree;
+    its CPU platform does not ask, and would pad every compressed page to the size of
+    an uncompressed one. Skipped full-attention layers keep the common block size on
+    either platform, so there the loss can only be told.
+    """
+    cache_config = vllm_config.cache_config
+    skipped = cache_config.kv_cache_dtype_skip_layers
+    hf_config = vllm_config.model_config.hf_text_config
+    cache_dtype = cache_config.cache_dtype
+    if not skipped or not is_polykv_dtype(cache_dtype):
+        return
+    if check_model(hf_config, cache_dtype).num_sliding_layers == 0:
+        return
+    if not cache_config.user_specified_block_size:
+        cache_config.block_size = BLOCK_SIZE_BASE  # the call below only raises it
+    from vllm.platforms import current_platform
+
+    backend = backend_class(get_format(cache_dtype))
+    current_platform._align_heterogeneous_kv_block_size(vllm_config, backend)
+    kinds = enumerate(getattr(hf_config, "layer_types", None) or ())
+    full = [str(i) for i, kind in kinds if kind == "full_attention"]
+    if costly := [layer for layer in skipped if layer in full]:
+        logger.warning(
+            "--kv-cache-dtype-skip-layers %s: skipping full-attention layers of a "
+            "model with sliding windows pads all pages to the uncompressed size, so "
+            "the cache holds hardly more tokens than without compression",
+            " ".join(costly),
+        )

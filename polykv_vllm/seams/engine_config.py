@@ -32,9 +32,9 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
 
         require()
         vllm_config = original(self, *args, **kwargs)
-        from polykv_vllm.attention.validate import check_vllm_config
+        from polykv_vllm.attention.validate import prepare_vllm_config
 
-        check_vllm_config(vllm_config)
+        prepare_vllm_config(vllm_config)
         return vllm_config
 
     return create_engine_config

@@ -97,14 +97,14 @@ class ExtendCacheDtype:
     def _dtype_table() -> dict[str, Any]:
         from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
-        return STR_DTYPE_TO_TORCH_DTYPE  # type: ignore[no-any-return]
+        return STR_DTYPE_TO_TORCH_DTYPE
 
 
 def _forget_command_line() -> None:
     """Drop the argument tables that a parser built before us may have cached."""
     arg_utils = sys.modules.get("vllm.engine.arg_utils")
     compute = getattr(arg_utils, "_compute_kwargs", None)
-    if hasattr(compute, "cache_clear"):
+    if compute is not None and hasattr(compute, "cache_clear"):
         compute.cache_clear()
 
 

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decides from a model's config whether it can be served. Imports no vllm, no torch.
+
+The engine asks before it loads weights, `polykv check` asks without an engine: both
+get the same answer from here.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from polykv_vllm.formats import FormatSpec, get_format
+
+ARCHITECTURES: dict[str, str] = {
+    "LlamaForCausalLM": "Llama",
+    "Qwen2ForCausalLM": "Qwen2 and Qwen2.5",
+    "Qwen3ForCausalLM": "Qwen3",
+    "Gemma3ForCausalLM": "Gemma 3 (text)",
+}
+"""The architectures that were tried, by the name in `config.json`."""
+
+_LAYER_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class Support:
+    """The answer for one model and one cache dtype.
+
+    Attributes:
+        reasons: Why the model cannot be served; empty when it can.
+        architecture: As in the config.
+        fmt: The format, None when the cache dtype names none.
+        num_layers: Attention layers.
+        num_sliding_layers: Those with a sliding window.
+        sliding_window: Tokens that those see, None without such layers.
+        num_heads: Query heads.
+        num_kv_heads: KV heads.
+        head_size: Elements of one head; 0 when the config does not say.
+
+    """
+
+    reasons: tuple[str, ...]
+    architecture: str
+    fmt: FormatSpec | None
+    num_layers: int
+    num_sliding_layers: int
+    sliding_window: int | None
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether the model can be served."""
+        return not self.reasons
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token in all layers; ValueError unless `ok`."""
+        if self.fmt is None:
+            raise ValueError("no format, no bytes")
+        slot_bytes = self.fmt.slot_bytes(self.head_size)
+        return self.num_layers * self.num_kv_heads * slot_bytes
+
+    def uncompressed_bytes_per_token(self, itemsize: int = 2) -> int:
+        """The same for vLLM's own cache with `itemsize` bytes per element."""
+        return self.num_layers * self.num_kv_heads * 2 * self.head_size * itemsize
+
+
+def check_model(hf_config: Any, cache_dtype: str) -> Support:
+    """Say whether a model can be served with a cache dtype.
+
+    Args:
+        hf_config: The transformers config, or any object with its attributes.
+        cache_dtype: A value of `--kv-cache-dtype` that is ours.
+
+    Returns:
+        The answer; all reasons are given, not only the first.
+
+    """
+    num_heads = _number(hf_config, "num_attention_heads")
+    head_size = _number(hf_config, "head_dim")
+    if not head_size and num_heads:
+        head_size = _number(hf_config, "hidden_size") // num_heads
+    num_layers = _number(hf_config, "num_hidden_layers")
+    layer_types = getattr(hf_config, "layer_types", None)
+    window = _sliding_window(hf_config)
+    if layer_types is None:
+        num_sliding = num_layers if window else 0
+    else:
+        num_sliding = list(layer_types).count("sliding_attention")
+    try:
+        fmt, format_reasons = get_format(cache_dtype), []
+    except ValueError as error:
+        fmt, format_reasons = None, [str(error)]
+    return Support(
+        reasons=(
+            *format_reasons,
+            *_architecture_reasons(hf_config),
+            *_attention_reasons(hf_config),
+            *_shape_reasons(num_layers, num_heads, head_size, fmt),
+        ),
+        architecture=_architecture(hf_config),
+        fmt=fmt,
+        num_layers=num_layers,
+        num_sliding_layers=num_sliding,
+        sliding_window=window if num_sliding else None,
+        num_heads=num_heads,
+        num_kv_heads=_number(hf_config, "num_key_value_heads") or num_heads,
+        head_size=head_size,
+    )
+
+
+def _number(hf_config: Any, name: str) -> int:
+    value = getattr(hf_config, name, None)
+    return value if isinstance(value, int) else 0
+
+
+def _sliding_window(hf_config: Any) -> int | None:
+    if getattr(hf_config, "use_sliding_window", True) is False:
+        return None
+    return _number(hf_config, "sliding_window") or None
+
+
+def _architecture(hf_config: Any) -> str:
+    architectures = getattr(hf_config, "architectures", None) or ()
+    return next(iter(architectures), getattr(hf_config, "model_type", "unknown"))
+
+
+def _architecture_reasons(hf_config: Any) -> list[str]:
+    """The family, and what makes some of the others impossible."""
+    reasons = []
+    if getattr(hf_config, "is_encoder_decoder", False):
+        reasons.append("it is an encoder-decoder model; decoder-only ones are served")
+    if getattr(hf_config, "kv_lora_rank", None) is not None:
+        reasons.append(
+            "it uses multi-head latent attention (MLA), whose cache is a joint latent "
+            "and not keys and values per head"
+        )
+    architecture = _architecture(hf_config)
+    if architecture not in ARCHITECTURES:
+        known = ", ".join(f"{k} ({v})" for k, v in ARCHITECTURES.items())
+        reasons.append(
+            f"the architecture {architecture} is not served; served: {known}"
+        )
+    return reasons
+
+
+def _attention_reasons(hf_config: Any) -> list[str]:
+    """Kinds of attention that the kernels do not compute."""
+    served = "served is causal attention, full or with a sliding window"
+    found = []
+    if getattr(hf_config, "attn_logit_softcapping", None):
+        found.append("caps attention logits (attn_logit_softcapping)")
+    if getattr(hf_config, "use_bidirectional_attention", False):
+        found.append("attends in both directions (use_bidirectional_attention)")
+    if getattr(hf_config, "is_causal", True) is False:
+        found.append("is not causal (is_causal)")
+    if getattr(hf_config, "dual_chunk_attention_config", None):
+        found.append("uses dual chunk attention (dual_chunk_attention_config)")
+    others = set(getattr(hf_config, "layer_types", None) or ()) - _LAYER_TYPES
+    if others:
+        found.append(f"has layers of type {', '.join(sorted(others))}")
+    return [f"it {reason}; {served}" for reason in found]
+
+
+def _shape_reasons(
+    num_layers: int, num_heads: int, head_size: int, fmt: FormatSpec | None
+) -> list[str]:
+    if not (num_layers and num_heads and head_size):
+        return [
+            "its config lacks num_hidden_layers, num_attention_heads or the head size"
+        ]
+    if fmt is None:
+        return []
+    try:
+        fmt.check_head_dim(head_size)
+    except ValueError as error:
+        return [str(error)]
+    return []

@@ -65,21 +65,17 @@ inline void load_queries(const AttentionArgs& args, const RowBlock& block,
     const GemmShape shape = sub_shape(block.num_rows, r / kSubRows);
     int8_t* high = scratch.query[r / kSubRows] + r % kSubRows * D;
     int8_t* low = high + shape.low_row * D;
-    int32_t sum = 0;
+    VecI sum = set1_i(0);
     for (int d = 0; d < D; d += 16) {
-      alignas(64) int32_t code[16];
-      const VecI rounded = to_int(mul(load(q + d), inverse));
-      std::memcpy(code, &rounded, sizeof(code));
-      for (int i = 0; i < 16; ++i) {
-        const int32_t top = (code[i] + 128) >> 8;
-        high[d + i] = static_cast<int8_t>(top);
-        low[d + i] = static_cast<int8_t>(code[i] - top * 256);
-        sum += code[i];
-      }
+      const VecI code = to_int(mul(load(q + d), inverse));
+      const VecI top = shift_right<8>(add_i(code, set1_i(128)));
+      store_i8(high + d, top);
+      store_i8(low + d, sub_i(code, shift_left<8>(top)));
+      sum = add_i(sum, code);
     }
     RowParams& params = scratch.rows[r];
     params.scale = peak / kQueryMax * args.scale * 1.44269504f;
-    params.correction = -bias * sum;
+    params.correction = -bias * reduce_add_i(sum);
     params.end = context + token + 1;
     params.begin = args.sliding_window > 0 ? params.end - args.sliding_window : 0;
     if (params.begin < 0) params.begin = 0;

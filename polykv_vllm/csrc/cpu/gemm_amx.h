@@ -36,100 +36,71 @@ struct TileConfig {
   ~TileConfig() { _tile_release(); }
 };
 
-// One left operand of 16 rows (both terms of up to 8 rows, or one term of more).
-// Two sums in flight hide the latency of the product.
+// Four sums are in flight everywhere, to hide the latency of the products; the last
+// ones of a tile may compute subtiles that do not exist, and leave them unwritten.
+constexpr int kScoreStride = kTileTokens * 4;
+
+// One left operand: both terms of up to 8 rows. Four subtiles per pass.
 template <int D>
-inline void qk_pass(const int8_t* query, int subtiles, const uint8_t* const* keys,
-                    int32_t* scores, Prefetcher& prefetcher) {
-  constexpr int kStride = kTileTokens * 4;
-  if constexpr (D == 64) {
-    _tile_loadd(4, query, D);
-    int s = 0;
-    for (; s + 2 <= subtiles; s += 2) {
-      prefetcher.step();
-      _tile_loadd(6, keys[s], 64);
-      _tile_loadd(7, keys[s + 1], 64);
-      _tile_zero(0);
-      _tile_zero(1);
-      _tile_dpbsud(0, 4, 6);
-      _tile_dpbsud(1, 4, 7);
-      _tile_stored(0, scores + s * 16, kStride);
-      _tile_stored(1, scores + s * 16 + 16, kStride);
+inline void qk_stacked(const int8_t* query, int subtiles, const uint8_t* const* keys,
+                       int32_t* scores, Prefetcher& prefetcher) {
+  for (int s = 0; s < subtiles; s += 4) {
+    prefetcher.step();
+    const int last = subtiles - 1;
+    const uint8_t* key[4];
+    for (int i = 0; i < 4; ++i) key[i] = keys[s + i < last ? s + i : last];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int c = 0; c < D / 64; ++c) {
+      _tile_loadd(4, query + c * 64, D);
+      _tile_loadd(5, key[0] + c * 1024, 64);
+      _tile_dpbsud(0, 4, 5);
+      _tile_loadd(6, key[1] + c * 1024, 64);
+      _tile_dpbsud(1, 4, 6);
+      _tile_loadd(7, key[2] + c * 1024, 64);
+      _tile_dpbsud(2, 4, 7);
+      _tile_loadd(5, key[3] + c * 1024, 64);
+      _tile_dpbsud(3, 4, 5);
     }
-    if (s < subtiles) {
-      _tile_loadd(6, keys[s], 64);
-      _tile_zero(0);
-      _tile_dpbsud(0, 4, 6);
-      _tile_stored(0, scores + s * 16, kStride);
-    }
-  } else {
-    for (int s = 0; s < subtiles; ++s) {
-      prefetcher.step();
-      _tile_zero(0);
-      for (int c = 0; c < D / 64; c += 2) {
-        _tile_loadd(4, query + c * 64, D);
-        _tile_loadd(6, keys[s] + c * 1024, 64);
-        _tile_dpbsud(0, 4, 6);
-        _tile_loadd(5, query + c * 64 + 64, D);
-        _tile_loadd(7, keys[s] + c * 1024 + 1024, 64);
-        _tile_dpbsud(0, 5, 7);
-      }
-      _tile_stored(0, scores + s * 16, kStride);
-    }
+    int32_t* out = scores + s * 16;
+    _tile_stored(0, out, kScoreStride);
+    if (s + 1 < subtiles) _tile_stored(1, out + 16, kScoreStride);
+    if (s + 2 < subtiles) _tile_stored(2, out + 32, kScoreStride);
+    if (s + 3 < subtiles) _tile_stored(3, out + 48, kScoreStride);
   }
 }
 
-// Both terms of more than 8 rows share each key tile.
+// Both terms of more than 8 rows share each key tile. Two subtiles per pass.
 template <int D>
 inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const* keys,
                          int32_t* scores, Prefetcher& prefetcher) {
-  constexpr int kStride = kTileTokens * 4;
   const int8_t* low = query + 16 * D;
-  if constexpr (D <= 128) {
-    _tile_loadd(4, query, D);
-    _tile_loadd(5, low, D);
-    if constexpr (D == 128) {
-      _tile_loadd(2, query + 64, D);
-      _tile_loadd(3, low + 64, D);
-    }
-    int s = 0;
-    if constexpr (D == 64) {  // four sums in flight
-      for (; s + 2 <= subtiles; s += 2) {
-        prefetcher.step();
-        _tile_loadd(6, keys[s], 64);
-        _tile_zero(0);
-        _tile_dpbsud(0, 4, 6);
-        _tile_zero(1);
-        _tile_dpbsud(1, 5, 6);
-        _tile_loadd(7, keys[s + 1], 64);
-        _tile_zero(2);
-        _tile_dpbsud(2, 4, 7);
-        _tile_zero(3);
-        _tile_dpbsud(3, 5, 7);
-        _tile_stored(0, scores + s * 16, kStride);
-        _tile_stored(1, scores + 16 * kTileTokens + s * 16, kStride);
-        _tile_stored(2, scores + s * 16 + 16, kStride);
-        _tile_stored(3, scores + 16 * kTileTokens + s * 16 + 16, kStride);
-      }
-    }
-    for (; s < subtiles; ++s) {
-      prefetcher.step();
-      _tile_loadd(6, keys[s], 64);
-      _tile_zero(0);
-      _tile_zero(1);
+  int32_t* low_scores = scores + 16 * kTileTokens;
+  for (int s = 0; s < subtiles; s += 2) {
+    prefetcher.step();
+    const bool pair = s + 1 < subtiles;
+    const uint8_t *first = keys[s], *second = keys[pair ? s + 1 : s];
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int c = 0; c < D / 64; ++c) {
+      _tile_loadd(4, query + c * 64, D);
+      _tile_loadd(6, first + c * 1024, 64);
       _tile_dpbsud(0, 4, 6);
+      _tile_loadd(5, low + c * 64, D);
       _tile_dpbsud(1, 5, 6);
-      if constexpr (D == 128) {
-        _tile_loadd(7, keys[s] + 1024, 64);
-        _tile_dpbsud(0, 2, 7);
-        _tile_dpbsud(1, 3, 7);
-      }
-      _tile_stored(0, scores + s * 16, kStride);
-      _tile_stored(1, scores + 16 * kTileTokens + s * 16, kStride);
+      _tile_loadd(7, second + c * 1024, 64);
+      _tile_dpbsud(2, 4, 7);
+      _tile_dpbsud(3, 5, 7);
     }
-  } else {
-    qk_pass<D>(query, subtiles, keys, scores, prefetcher);
-    qk_pass<D>(low, subtiles, keys, scores + 16 * kTileTokens, prefetcher);
+    _tile_stored(0, scores + s * 16, kScoreStride);
+    _tile_stored(1, low_scores + s * 16, kScoreStride);
+    if (!pair) break;
+    _tile_stored(2, scores + s * 16 + 16, kScoreStride);
+    _tile_stored(3, low_scores + s * 16 + 16, kScoreStride);
   }
 }
 
@@ -140,39 +111,41 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
   if (shape.low_row == kSubRows) {
     qk_two_terms<D>(query, shape.subtiles, keys, scores, prefetcher);
   } else {
-    qk_pass<D>(query, shape.subtiles, keys, scores, prefetcher);
+    qk_stacked<D>(query, shape.subtiles, keys, scores, prefetcher);
   }
 }
 
 // Sums over 64 tokens at a time; the caller zeroes what lies between the last subtile
-// and the next multiple of 64 tokens in `prob`.
+// and the next multiple of 64 tokens in `prob`. Both terms of up to 8 rows.
 template <int D>
-inline void pv_pass(const uint8_t* prob, int subtiles, const int8_t* levels,
-                    int32_t* acc, Prefetcher& prefetcher) {
-  const bool both = subtiles > 4;
-  _tile_loadd(4, prob, kTileTokens);
-  if (both) _tile_loadd(5, prob + 64, kTileTokens);
-  for (int g = 0; g < D / 16; g += 2) {
+inline void pv_stacked(const uint8_t* prob, int subtiles, const int8_t* levels,
+                       int32_t* acc, Prefetcher& prefetcher) {
+  for (int g = 0; g < D / 16; g += 4) {
     prefetcher.step();
-    const int8_t* level = levels + g * 64;
     _tile_zero(0);
     _tile_zero(1);
-    _tile_loadd(6, level, D * 4);
-    _tile_dpbusd(0, 4, 6);
-    _tile_loadd(7, level + 64, D * 4);
-    _tile_dpbusd(1, 4, 7);
-    if (both) {
-      _tile_loadd(2, level + 16 * D * 4, D * 4);
-      _tile_dpbusd(0, 5, 2);
-      _tile_loadd(3, level + 16 * D * 4 + 64, D * 4);
-      _tile_dpbusd(1, 5, 3);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int chunk = 0; chunk * 4 < subtiles; ++chunk) {
+      const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
+      _tile_loadd(4, prob + chunk * 64, kTileTokens);
+      _tile_loadd(5, level, D * 4);
+      _tile_dpbusd(0, 4, 5);
+      _tile_loadd(6, level + 64, D * 4);
+      _tile_dpbusd(1, 4, 6);
+      _tile_loadd(7, level + 128, D * 4);
+      _tile_dpbusd(2, 4, 7);
+      _tile_loadd(5, level + 192, D * 4);
+      _tile_dpbusd(3, 4, 5);
     }
     _tile_stored(0, acc + g * 16, D * 4);
     _tile_stored(1, acc + g * 16 + 16, D * 4);
+    _tile_stored(2, acc + g * 16 + 32, D * 4);
+    _tile_stored(3, acc + g * 16 + 48, D * 4);
   }
 }
 
-// Both terms of more than 8 rows share each tile of levels; four sums in flight.
+// Both terms of more than 8 rows share each tile of levels.
 template <int D>
 inline void pv_two_terms(const uint8_t* prob, int subtiles, const int8_t* levels,
                          int32_t* acc, Prefetcher& prefetcher) {
@@ -207,7 +180,7 @@ inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* l
   if (shape.low_row == kSubRows) {
     pv_two_terms<D>(prob, shape.subtiles, levels, acc, prefetcher);
   } else {
-    pv_pass<D>(prob, shape.subtiles, levels, acc, prefetcher);
+    pv_stacked<D>(prob, shape.subtiles, levels, acc, prefetcher);
   }
 }
 

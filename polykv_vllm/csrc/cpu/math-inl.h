@@ -126,12 +126,21 @@ inline void store_row(void* base, int64_t index, DType dtype, const float* row) 
 // Largest magnitude as bits; >= 0x7f800000 tells of an inf or a NaN.
 template <int D>
 inline int32_t max_magnitude_bits(const float* x) {
-  int32_t best = 0;
-  for (int i = 0; i < D; ++i) {
-    const int32_t bits = bits_of(x[i]) & 0x7fffffff;
-    best = bits > best ? bits : best;
-  }
-  return best;
+  VecI best = set1_i(0);
+  for (int i = 0; i < D; i += 16) best = max_i(best, as_int(abs(load(x + i))));
+  alignas(64) int32_t lane[16];
+  store_i(lane, best);
+  int32_t largest = 0;
+  for (int i = 0; i < 16; ++i) largest = lane[i] > largest ? lane[i] : largest;
+  return largest;
+}
+
+inline int32_t reduce_add_i(VecI a) {
+  alignas(64) int32_t lane[16];
+  store_i(lane, a);
+  int32_t sum = 0;
+  for (int i = 0; i < 16; ++i) sum += lane[i];
+  return sum;
 }
 
 }  // namespace

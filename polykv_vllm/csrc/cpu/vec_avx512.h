@@ -41,6 +41,11 @@ inline VecI increment(Mask m, VecI a) {
 inline VecI add_i(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
 template <int kShift>
 inline VecI shift_left(VecI a) { return _mm512_slli_epi32(a, kShift); }
+template <int kShift>
+inline VecI shift_right(VecI a) { return _mm512_srai_epi32(a, kShift); }
+inline VecI sub_i(VecI a, VecI b) { return _mm512_sub_epi32(a, b); }
+inline VecI max_i(VecI a, VecI b) { return _mm512_max_epi32(a, b); }
+inline void store_i(int32_t* p, VecI a) { _mm512_storeu_si512(p, a); }
 inline VecI set1_i(int32_t x) { return _mm512_set1_epi32(x); }
 inline VecF to_float(VecI a) { return _mm512_cvtepi32_ps(a); }
 inline VecI to_int(VecF a) { return _mm512_cvtps_epi32(a); }

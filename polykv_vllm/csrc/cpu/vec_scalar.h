@@ -106,6 +106,18 @@ inline VecI shift_left(VecI a) {
     return static_cast<int32_t>(static_cast<uint32_t>(a.lane[i]) << kShift);
   });
 }
+// Arithmetic: the sign is kept.
+template <int kShift>
+inline VecI shift_right(VecI a) {
+  return map_i([&](int i) { return a.lane[i] >> kShift; });
+}
+inline VecI sub_i(VecI a, VecI b) {
+  return map_i([&](int i) { return a.lane[i] - b.lane[i]; });
+}
+inline VecI max_i(VecI a, VecI b) {
+  return map_i([&](int i) { return a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i]; });
+}
+inline void store_i(int32_t* p, VecI a) { std::memcpy(p, a.lane, sizeof(a.lane)); }
 inline VecI set1_i(int32_t x) {
   return map_i([=](int) { return x; });
 }

@@ -8,13 +8,14 @@ per layer and step, so they are kept to a few microseconds.
 """
 
 import ctypes as ct
+import math
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
 
 import torch
 
-from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FormatSpec
+from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FORMATS, FormatSpec
 from polykv_vllm.ops._structs import AttentionArgs, Cache, Format, StoreArgs
 from polykv_vllm.ops.table import validate_cache
 
@@ -66,6 +67,8 @@ def implementations() -> dict[str, tuple[Callable[..., None], Callable[..., None
 
 
 def _cache_struct(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Cache:
+    if kv_cache.device.type != "cpu":
+        raise ValueError(f"kv_cache must be on the CPU, not on {kv_cache.device}")
     key = (kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride(), kv_cache.dtype)
     return _checked_cache(key, fmt, head_dim)
 
@@ -77,7 +80,10 @@ def _checked_cache(
     head_dim: int,
 ) -> Cache:
     address, shape, strides, dtype = key
-    fmt.check_head_dim(head_dim)
+    if fmt not in FORMATS.values():
+        raise NotImplementedError(
+            f"no kernel for {fmt}; available: {', '.join(FORMATS)}"
+        )
     slot_bytes = fmt.slot_bytes(head_dim)
     validate_cache(shape, strides, dtype, slot_bytes)
     num_blocks, num_kv_heads, block_size, _ = shape
@@ -105,20 +111,34 @@ def _check_rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> int:
             f"{rows.device}"
         )
     if rows.dim() != 3 or tuple(rows.shape[1:]) != shape or rows.stride(2) != 1:
+        heads, head_dim = shape if shape else ("num_heads", "head_dim")
         raise ValueError(
-            f"{name} must be [num_tokens, {shape[0]}, {shape[1]}] with a contiguous "
+            f"{name} must be [num_tokens, {heads}, {head_dim}] with a contiguous "
             f"last dimension, not {list(rows.shape)} with strides {rows.stride()}"
         )
     return _DTYPES[rows.dtype]
 
 
-def _check_index(name: str, index: torch.Tensor, dtype: torch.dtype) -> None:
-    if index.dtype != dtype or index.device.type != "cpu":
+def _check_index(name: str, index: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
+    if index.dtype != dtype or index.device.type != "cpu" or index.dim() != dims:
         raise ValueError(
-            f"{name} must be {dtype} on the CPU, not {index.dtype} on {index.device}"
+            f"{name} must be {dtype} on the CPU with {dims} dimension(s), not "
+            f"{index.dtype} on {index.device} with shape {list(index.shape)}"
         )
     if index.numel() and index.stride(-1) != 1:
-        raise ValueError(f"the last dimension of {name} must be contiguous")
+        raise ValueError(
+            f"the last dimension of {name} must be contiguous, not {index.stride()}"
+        )
+
+
+def _check_softmax(scale: float, sliding_window: int) -> None:
+    if not 0 < scale < math.inf:
+        raise ValueError(f"the softmax scale must be positive and finite, not {scale}")
+    if sliding_window < 1 and sliding_window != -1:
+        raise ValueError(
+            "sliding_window must be a positive number of keys, or -1 for all, not "
+            f"{sliding_window}"
+        )
 
 
 def _raise_if(error: bytes | None) -> None:
@@ -141,8 +161,9 @@ def _store(
     dtype = _check_rows("key", key, shape)
     if _check_rows("value", value, shape) != dtype:
         raise ValueError(f"key is {key.dtype}, value {value.dtype}")
-    slots = slot_mapping.to(torch.int64)
-    _check_index("slot_mapping", slots, torch.int64)
+    narrow = slot_mapping.dtype == torch.int32
+    slots = slot_mapping.to(torch.int64) if narrow else slot_mapping
+    _check_index("slot_mapping", slots, torch.int64, 1)
     num_tokens = slots.shape[0]
     if min(key.shape[0], value.shape[0]) < num_tokens:
         raise ValueError(
@@ -175,7 +196,10 @@ def _attend(
     sliding_window: int,
     num_threads: int,
 ) -> None:
+    if query.dim() != 3:
+        _check_rows("query", query, ())
     num_rows, num_heads, head_dim = query.shape
+    _check_softmax(scale, sliding_window)
     cache = _cache_struct(kv_cache, fmt, head_dim)
     shape = (num_heads, head_dim)
     dtype = _check_rows("query", query, shape)
@@ -185,9 +209,9 @@ def _attend(
         raise ValueError(
             f"{num_heads} query heads are no multiple of {cache.num_kv_heads} KV heads"
         )
-    _check_index("block_table", block_table, torch.int32)
-    _check_index("seq_lens", seq_lens, torch.int32)
-    _check_index("query_start_loc", query_start_loc, torch.int32)
+    _check_index("block_table", block_table, torch.int32, 2)
+    _check_index("seq_lens", seq_lens, torch.int32, 1)
+    _check_index("query_start_loc", query_start_loc, torch.int32, 1)
     num_reqs = seq_lens.shape[0]
     if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
         raise ValueError(

@@ -8,7 +8,7 @@ import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.ops import cpu, reference
-from polykv_vllm.ops.table import OpTable
+from polykv_vllm.ops.table import Entry, OpTable
 
 ISA_VARIABLE = "POLYKV_CPU_ISA"
 
@@ -50,6 +50,11 @@ def current_isa() -> str:
     return forced
 
 
+def _entry(op: str, rows: torch.Tensor, fmt: FormatSpec, isa: str | None) -> Entry:
+    case = f" of {fmt.name} with head size {rows.shape[-1]}"
+    return _table().require(op, rows.device.type, isa or current_isa(), case)
+
+
 def reshape_and_cache(
     key: torch.Tensor,
     value: torch.Tensor,
@@ -78,7 +83,7 @@ def reshape_and_cache(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    entry = _table().require("reshape_and_cache", key.device.type, isa or current_isa())
+    entry = _entry("reshape_and_cache", key, fmt, isa)
     entry(key, value, kv_cache, slot_mapping, fmt, num_threads)
 
 
@@ -120,8 +125,7 @@ def paged_attention(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    device = query.device.type
-    entry = _table().require("paged_attention", device, isa or current_isa())
+    entry = _entry("paged_attention", query, fmt, isa)
     entry(
         query,
         kv_cache,

@@ -37,8 +37,8 @@ class OpTable:
         """Instruction sets registered for `device`, in order of registration."""
         return tuple(dict.fromkeys(i for _, d, i in self._entries if d == device))
 
-    def require(self, op: str, device: str, isa: str) -> Entry:
-        """Return the implementation.
+    def require(self, op: str, device: str, isa: str, case: str = "") -> Entry:
+        """Return the implementation; `case` says in the error what it was wanted for.
 
         Raises:
             NotImplementedError: There is none; the message lists what exists.
@@ -48,7 +48,7 @@ class OpTable:
         if entry is None:
             known = ", ".join(f"{d}/{i}" for o, d, i in self._entries if o == op)
             raise NotImplementedError(
-                f"polykv has no {op} for device {device!r} with isa {isa!r}; "
+                f"polykv has no {op}{case} for device {device!r} with isa {isa!r}; "
                 f"available: {known or 'none'}"
             )
         return entry

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dependencies point downward: checked in fresh processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import polykv_vllm
+
+PACKAGE = Path(polykv_vllm.__file__).parent
+
+
+def loaded_by(module: str) -> set[str]:
+    """Import `module` in a new process; return every module then loaded."""
+    code = (
+        f"import sys, json, {module}; "
+        "print(json.dumps(sorted(sys.modules)), file=sys.stdout)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return set(json.loads(result.stdout.splitlines()[-1]))
+
+
+def modules_below(*layers: str) -> list[str]:
+    """Return the dotted names of every module in the layers that exist."""
+    return [
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(
+            ".__init__"
+        )
+        for layer in layers
+        for path in sorted((PACKAGE / layer).rglob("*.py"))
+    ]
+
+
+def test_the_package_is_light() -> None:
+    """`import polykv_vllm` costs no torch, no vllm and none of its own layers."""
+    loaded = loaded_by("polykv_vllm")
+    assert not {"torch", "vllm", "numpy", "pydantic", "typer"} & loaded
+    assert {m for m in loaded if m.startswith("polykv_vllm.")} == set()
+
+
+@pytest.mark.parametrize("module", modules_below("formats"))
+def test_formats_are_pure_python(module: str) -> None:
+    loaded = loaded_by(module)
+    assert not {"torch", "vllm", "numpy"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"formats"}
+
+
+LOWER = modules_below("reference", "ops", "kernels")
+
+
+def test_lower_layers_know_no_vllm() -> None:
+    """A GPU machine without vLLM must be able to check and time the kernels."""
+    loaded = loaded_by(", ".join(LOWER))
+    assert "torch" in loaded  # else this test would look at nothing
+    assert "vllm" not in loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours <= {"formats", "reference", "ops", "kernels"}
+
+
+def test_the_reference_knows_no_kernel() -> None:
+    loaded = loaded_by(", ".join(modules_below("reference")))
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"formats", "reference"}
+
+
+def test_only_the_facing_layers_name_vllm() -> None:
+    """In the sources too, where a late import would escape the tests above."""
+    facing = ("attention", "seams", "pool", "plugin.py")
+    lower = ("formats", "reference", "ops", "kernels")
+    found = [
+        str(path.relative_to(PACKAGE))
+        for layer in lower
+        for path in (PACKAGE / layer).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if line.strip().startswith(("import vllm", "from vllm"))
+    ]
+    assert found == [], f"only {', '.join(facing)} may import vllm"

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`polykv info`: what is installed, what it can do, and how it is attached."""
 
+import os
 from importlib.util import find_spec
 
 from rich import box
@@ -16,6 +17,7 @@ _NOT_INSTALLED = "[yellow]not installed[/]"
 
 def print_info(console: Console) -> None:
     """Print versions, formats and seams; works without vLLM and without torch."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # this is no vLLM session
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column(style="cyan")
     facts.add_column()
@@ -62,26 +64,25 @@ def _kernels() -> str:
 
 def _formats_table() -> Table:
     table = Table(
-        title="Formats: bytes per token and KV head, against bf16",
+        title="Formats: bytes per token and KV head, ratio to bf16",
         title_justify="left",
         box=box.ROUNDED,
     )
-    table.add_column("--kv-cache-dtype", style="bold")
+    table.add_column("--kv-cache-dtype", style="bold", no_wrap=True)
     table.add_column("keys")
     table.add_column("values")
     for head_dim in SUPPORTED_HEAD_DIMS:
-        table.add_column(f"head size {head_dim}", justify="right")
+        table.add_column(f"head {head_dim}", justify="right", no_wrap=True)
     for name, spec in FORMATS.items():
         aliases = [alias for alias, target in ALIASES.items() if target == name]
-        rotated = ", rotated" if spec.value_rotation != "none" else ""
         sizes = [
-            f"{spec.slot_bytes(d)} B  [green]{spec.compression_ratio(d):.2f}x[/]"
+            f"{spec.slot_bytes(d)} [green]{spec.compression_ratio(d):.2f}x[/]"
             for d in SUPPORTED_HEAD_DIMS
         ]
         table.add_row(
             "\n".join([name, *(f"[dim]= {alias}[/]" for alias in aliases)]),
             f"{spec.key_bits} bit",
-            f"{spec.value_bits} bit{rotated}",
+            f"{spec.value_bits} bit",
             *sizes,
         )
     return table
@@ -91,6 +92,7 @@ def _seams_table() -> Table:
     from polykv_vllm.seams import registry
     from polykv_vllm.seams.seam import SeamState
 
+    registry.install()  # as every vLLM process with this plugin does
     table = Table(title="Seams into vLLM", title_justify="left", box=box.ROUNDED)
     table.add_column("seam", style="bold")
     table.add_column("state")

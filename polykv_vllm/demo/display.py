@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo shows while it works and at the end."""
 
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,13 +16,13 @@ from polykv_vllm.demo.agents import Turn, Wave
 from polykv_vllm.demo.result import Arm, CacheFigures, WaveFigures
 
 _ANSWER_CHARS = 150
-_REMARK = (
-    "first token: median of the agents; tokens/s: answers of all agents, prefill "
-    "included. A model this small misreads its handbook with any cache."
+_LEGEND = (
+    "first token: median of the agents; tokens/s: of all agents together, from the "
+    "first request to the last answer"
 )
 _MIN_TAIL_CHARS = 20
 # Columns of the live table that are not the answer: mark, name, count, padding.
-_LIVE_FIXED_CHARS = 34
+_LIVE_FIXED_CHARS = 20
 
 
 @contextmanager
@@ -100,8 +101,7 @@ def print_answers(console: Console, wave: Wave, title: str) -> None:
 
 def shorten(turn: Turn) -> str:
     """Return the answer as one line of at most `_ANSWER_CHARS` characters."""
-    text = " ".join(turn.answer.split())
-    return text if len(text) <= _ANSWER_CHARS else f"{text[:_ANSWER_CHARS].rstrip()} …"
+    return textwrap.shorten(turn.answer, _ANSWER_CHARS, placeholder=" …")
 
 
 def print_result(console: Console, stock: CacheFigures, arms: list[Arm]) -> None:
@@ -112,7 +112,7 @@ def print_result(console: Console, stock: CacheFigures, arms: list[Arm]) -> None
         console.print(f"[dim]capacity of {source}[/]", highlight=False)
     console.print()
     console.print(_wave_table(arms))
-    console.print(f"[dim]{_REMARK}[/]", highlight=False)
+    console.print(f"[dim]{_LEGEND}[/]", highlight=False)
 
 
 def _cache_table(stock: CacheFigures, ours: CacheFigures) -> Table:

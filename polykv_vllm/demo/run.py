@@ -69,6 +69,8 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     else:
         stock = _computed_stock(support, arms[0].cache)
     display.print_result(console, stock, arms)
+    if options.model == DEFAULT_MODEL:
+        console.print(f"[dim]{DEFAULT_MODEL} is tiny: it errs with any cache[/]")
 
 
 def _serve(

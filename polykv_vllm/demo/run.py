@@ -17,7 +17,7 @@ from polykv_vllm.demo.agents import Agent, next_wave, open_conversations, run_wa
 from polykv_vllm.demo.metrics import CacheReport, cache_report, prefix_counters
 from polykv_vllm.demo.result import Arm, CacheFigures, WaveFigures
 from polykv_vllm.demo.scenario import load_scenario
-from polykv_vllm.demo.server import VllmServer
+from polykv_vllm.demo.server import ServerError, VllmServer
 from polykv_vllm.formats import is_polykv_dtype
 from polykv_vllm.models import DEFAULT_MODEL, resolve_model
 from polykv_vllm.support import Support
@@ -51,7 +51,8 @@ def run_demo(options: DemoOptions, console: Console) -> None:
     Raises:
         ModelBuildError: The model could not be built.
         CheckError: The model cannot be served with that dtype.
-        ServerError: `vllm serve` did not start. No process is left.
+        ServerError: `vllm serve` did not start, or a request failed. Its processes
+            have ended by then.
 
     """
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -105,7 +106,14 @@ def _wave(
     title = f"wave {number + 1}: {len(agents)} agents at once"
     before = prefix_counters(server.metrics())
     with display.live_wave(console, wave, title):
-        run_wave(wave, agents, server.base_url, MODEL_NAME, max_tokens)
+        try:
+            run_wave(wave, agents, server.base_url, MODEL_NAME, max_tokens)
+        except ExceptionGroup as errors:
+            first = errors.exceptions[0]
+            raise ServerError(
+                f"{len(errors.exceptions)} request(s) failed, the first with {first!r}; "
+                f"the server's log ends with:\n{server.log_tail()}"
+            ) from errors
     prefix = prefix_counters(server.metrics()) - before
     display.print_answers(console, wave, title)
     return WaveFigures.of(wave, prefix)

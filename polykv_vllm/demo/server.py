@@ -40,7 +40,7 @@ _STAGES = (
 
 
 class ServerError(RuntimeError):
-    """The server did not start; the message ends with the last lines of its log."""
+    """The server failed; the message ends with the last lines of its log."""
 
 
 class VllmServer:

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No process of the server outlives its owner, whatever ends it.
+
+A script takes vLLM's place: like it, it starts a child process and serves /health.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polykv_vllm.demo import server as server_module
+from polykv_vllm.demo.server import ServerError, VllmServer, group_members
+
+STAND_IN = """
+import http.server, signal, subprocess, sys, time
+behaviour, port = sys.argv[1], int(sys.argv[2])
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = [sys.executable, "-c", "import time; time.sleep(600)"]
+subprocess.Popen(child)
+print("Starting to load model", flush=True)
+if behaviour == "fails":
+    sys.exit("no such cache dtype")
+if behaviour == "hangs":
+    time.sleep(600)
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"metrics")
+http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
+"""
+
+
+class StandIn(VllmServer):
+    """`VllmServer` around the script; the argument is how the script behaves."""
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", STAND_IN, *self._arguments, str(self.port)]
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "timed out"
+        time.sleep(0.05)
+
+
+def test_serves_inside_and_nothing_is_left_outside(tmp_path: Path) -> None:
+    stages: list[str] = []
+    with StandIn(["well"], tmp_path / "log") as server:
+        server.wait_until_healthy(stages.append)
+        assert server.metrics() == "metrics"
+        assert len(group_members(server.process_group)) == 2
+        assert server.process_group != os.getpgrp()
+    assert group_members(server.process_group) == []
+    assert "loading the weights" in stages or stages == ["importing vLLM"]
+
+
+def test_process_that_ignores_sigterm_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "_TERMINATE_TIMEOUT_S", 0.5)
+    with StandIn(["stubborn"], tmp_path / "log") as server:
+        server.wait_until_healthy()
+    assert group_members(server.process_group) == []
+
+
+def test_start_failure_shows_the_log_and_ends_the_children(tmp_path: Path) -> None:
+    server = StandIn(["fails"], tmp_path / "log")
+    with pytest.raises(ServerError, match=r"(?s)exit 1.*no such cache dtype"), server:
+        server.wait_until_healthy()
+    assert group_members(server.process_group) == []
+
+
+def test_start_that_hangs_times_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "STARTUP_TIMEOUT_S", 1.0)
+    server = StandIn(["hangs"], tmp_path / "log")
+    with (
+        pytest.raises(ServerError, match=r"(?s)not ready within 1 s.*load model"),
+        server,
+    ):
+        server.wait_until_healthy()
+    assert group_members(server.process_group) == []
+
+
+def test_error_inside_is_passed_on_after_the_stop(tmp_path: Path) -> None:
+    server = StandIn(["well"], tmp_path / "log")
+    with pytest.raises(ZeroDivisionError), server:
+        server.wait_until_healthy()
+        raise ZeroDivisionError
+    assert group_members(server.process_group) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_signal_to_the_owner(tmp_path: Path, number: signal.Signals) -> None:
+    owner_script = f"""
+import signal, sys, time
+from pathlib import Path
+from polykv_vllm.demo.run import _exit_on_signal
+from tests.demo.test_server import StandIn
+signal.signal(signal.SIGTERM, _exit_on_signal)
+with StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
+    server.wait_until_healthy()
+    print(server.process_group, flush=True)
+    time.sleep(600)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", owner_script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        group = int(owner.stdout.readline())
+        leader_only = number is signal.SIGKILL
+        owner.send_signal(number)
+        owner.wait(30)
+    # Killed outright, the owner can do nothing: the kernel ends the leader, and vLLM
+    # ends its own children then, which the stand-in does not.
+    if leader_only:
+        _wait_for(lambda: group not in group_members(group))
+        os.killpg(group, signal.SIGKILL)
+    _wait_for(lambda: not group_members(group))

@@ -41,6 +41,7 @@ format: $(STAMP)  ## rewrite Python and C++ sources in the project's style
 
 bench: $(STAMP)  ## speed and memory beside vLLM's own cache
 	$(BIN)/python -m benchmarks.attention
+	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.engine
 
 clean:  ## remove build products and caches; keeps $(VENV)

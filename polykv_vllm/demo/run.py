@@ -111,8 +111,8 @@ def _wave(
         except ExceptionGroup as errors:
             first = errors.exceptions[0]
             raise ServerError(
-                f"{len(errors.exceptions)} request(s) failed, the first with {first!r}; "
-                f"the server's log ends with:\n{server.log_tail()}"
+                f"{len(errors.exceptions)} request(s) failed, the first with "
+                f"{first!r}; the server's log ends with:\n{server.log_tail()}"
             ) from errors
     prefix = prefix_counters(server.metrics()) - before
     display.print_answers(console, wave, title)

@@ -44,7 +44,7 @@ def test_empty_table_says_none() -> None:
 def test_double_registration_is_refused() -> None:
     table = OpTable()
     table.register("paged_attention", "cpu", "fast", nothing)
-    with pytest.raises(ValueError, match="paged_attention.*already.*cpu/fast"):
+    with pytest.raises(ValueError, match=r"paged_attention.*already.*cpu/fast"):
         table.register("paged_attention", "cpu", "fast", print)
     assert table.require("paged_attention", "cpu", "fast") is nothing
 

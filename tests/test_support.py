@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from polykv_vllm.support import ARCHITECTURES, check_model
+
+
+def model(**changes: Any) -> SimpleNamespace:
+    """A Llama config with 4 query heads on 2 KV heads, D=64, 3 layers."""
+    base = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_hidden_layers": 3,
+    }
+    return SimpleNamespace(**base | changes)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_served(architecture: str, head_dim: int) -> None:
+    support = check_model(
+        model(architectures=[architecture], head_dim=head_dim), "polykv"
+    )
+    assert support.ok and support.reasons == ()
+    assert support.head_size == head_dim
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not served"),
+        ({"architectures": None, "model_type": "mamba"}, "mamba is not served"),
+        ({"is_encoder_decoder": True}, "encoder-decoder"),
+        ({"kv_lora_rank": 512}, "MLA"),
+        ({"head_dim": 80}, "head size 80"),
+        ({"head_dim": 512}, "head size 512"),
+        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
+        ({"use_bidirectional_attention": True}, "both directions"),
+        ({"is_causal": False}, "is not causal"),
+        ({"dual_chunk_attention_config": {"chunk_size": 1}}, "dual chunk"),
+        ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ({"num_attention_heads": None}, "lacks"),
+    ],
+)
+def test_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    support = check_model(model(**changes), "polykv")
+    assert not support.ok
+    assert any(reason in text for text in support.reasons)
+
+
+def test_unknown_dtype_names_the_known_ones() -> None:
+    support = check_model(model(), "fp8")
+    assert "'fp8'" in support.reasons[0] and "polykv_k7v4" in support.reasons[0]
+    with pytest.raises(ValueError, match="no format"):
+        _ = support.bytes_per_token
+
+
+def test_bytes() -> None:
+    support = check_model(model(), "polykv")
+    assert support.bytes_per_token == 3 * 2 * 92
+    assert support.uncompressed_bytes_per_token() == 3 * 2 * 256
+    assert support.uncompressed_bytes_per_token(itemsize=4) == 3 * 2 * 512
+
+
+def test_head_size_may_be_left_to_the_hidden_size() -> None:
+    assert check_model(model(head_dim=None), "polykv").head_size == 64
+
+
+def test_kv_heads_default_to_query_heads() -> None:
+    assert check_model(model(num_key_value_heads=None), "polykv").num_kv_heads == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_sliding_layers"),
+    [
+        ({}, 0),
+        ({"sliding_window": 512}, 3),
+        ({"sliding_window": 512, "use_sliding_window": False}, 0),
+        (
+            {
+                "sliding_window": 512,
+                "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+            },
+            2,
+        ),
+    ],
+)
+def test_sliding_layers(changes: dict[str, Any], num_sliding_layers: int) -> None:
+    support = check_model(model(**changes), "polykv")
+    assert support.num_sliding_layers == num_sliding_layers
+    assert support.sliding_window == (512 if num_sliding_layers else None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The capability table: (op, device, isa) -> callable.
 
-Every implementation listed takes every format and head dimension of `formats/`;
-what those are is checked before the look-up, by `FormatSpec.check_head_dim`.
+Every implementation listed takes every format and head dimension of `formats/`, and
+checks them itself.
 """
 
 from collections.abc import Callable, Sequence

@@ -12,7 +12,7 @@ namespace polykv {
 namespace {
 
 constexpr float kQueryMax = 32639.0f;  // 127 * 256 + 127: both terms fit in int8
-constexpr float kQueryTiny = 1e-30f;   // its scores underflow to zero anyway
+constexpr float kQueryTiny = 1e-34f;   // below, the reciprocal would leave fp32
 
 template <int D>
 struct Scratch {
@@ -289,10 +289,11 @@ inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
     const int64_t token = args.query_start_loc[block.request] +
                           (block.row_begin + r) / group;
     const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
-    if (args.cache.format.rotate) fwht<D>(acc);
     const float sum = state.sum[r];
     const VecF factor = set1(sum == 0 ? 0.0f : 1.0f / (sum * norm));
+    // Before the rotation, whose sums could overflow for values near fp32's limit.
     for (int d = 0; d < D; d += 16) store(acc + d, mul(load(acc + d), factor));
+    if (args.cache.format.rotate) fwht<D>(acc);
     store_row<D>(args.output,
                  token * args.output_token_stride + head * args.output_head_stride,
                  args.dtype, acc);

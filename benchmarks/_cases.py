@@ -1,16 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernel benchmarks compute: shapes, phases, and one batch of tensors."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import typer
 
-from polykv_vllm.formats import FormatSpec, get_format
-
-SHAPES = ("9/3/64", "32/8/128")
-"""Measured by default: SmolLM2-135M, and the usual one of an 8B model."""
 BLOCK_SIZE = 128  # vLLM's default on the CPU
 
 
@@ -40,25 +34,6 @@ class Shape:
 
     def __str__(self) -> str:
         return f"{self.num_heads}/{self.num_kv_heads}/{self.head_dim}"
-
-
-def read_options(
-    format_name: str, shapes: Sequence[str]
-) -> tuple[FormatSpec, list[Shape]]:
-    """Return format and shapes named on the command line.
-
-    Raises:
-        typer.BadParameter: One of them does not exist or does not fit the other.
-
-    """
-    try:
-        fmt = get_format(format_name)
-        parsed = [Shape.parse(text) for text in shapes]
-        for shape in parsed:
-            fmt.check_head_dim(shape.head_dim)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
-    return fmt, parsed
 
 
 @dataclass(frozen=True)

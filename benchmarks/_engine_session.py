@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent
-_LOG_TAIL_LINES = 30
+_LOG_TAIL_LINES = 100  # vLLM's root cause stands far above its last line
 _SHUTDOWN_S = 30.0
 
 Worker = "benchmarks._worker.BenchmarkWorker"
@@ -69,11 +69,10 @@ class EngineSession:
             )
         os.close(write_end)
         self._answers = os.fdopen(read_end)
-        try:
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
             self.facts: dict[str, Any] = self._exchange(options)
-        except BaseException:
-            self.close()
-            raise
+            on_failure.pop_all()
         self._pause()
 
     def ask(self, order: str, **arguments: Any) -> Any:

@@ -23,14 +23,14 @@ class BenchmarkWorker:
     vllm_config: Any
 
     def bench_attention(self) -> str:
-        """Return what computes the attention: class and instruction set."""
+        """Return what computes the attention: package and instruction set."""
         layer = next(iter(self._bench_layers()))
         isa = getattr(layer, "isa", None)  # set by vLLM's own CPU backend
         if isa is None:
             from polykv_vllm import ops
 
             isa = ops.current_isa()
-        return f"{type(layer.impl).__name__}, {isa}"
+        return f"{type(layer.impl).__module__.split('.')[0]} {isa}"
 
     def bench_touch_cache(self) -> int:
         """Write to every page of the KV cache without changing it; return its bytes.

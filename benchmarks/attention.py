@@ -9,16 +9,17 @@ A case whose error exceeds the bound gets no time.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 from rich.table import Table
 
 from benchmarks import _environment, _report
-from benchmarks._cases import BLOCK_SIZE, SHAPES, Case, Shape, make_batch, read_options
+from benchmarks import _options as options
+from benchmarks._cases import BLOCK_SIZE, Case, Shape, make_batch
 from benchmarks._kernels import (
     Kernel,
     PolykvKernel,
@@ -64,11 +65,20 @@ class CaseResult:
         return self.timings[theirs].median_s / self.timings[ours].median_s
 
 
-def our_isas() -> list[str]:
-    """Our vectorized kernels here, fastest first (all kinds if there is none)."""
+def our_isas(wanted: list[str] | None = None) -> list[str]:
+    """Return `wanted`, or our vectorized kernels here, fastest first.
+
+    Raises:
+        typer.BadParameter: One of `wanted` does not exist here.
+
+    """
+    available = ops.available_isas()
+    for isa in wanted or []:
+        if isa not in available:
+            raise typer.BadParameter(f"no isa {isa!r} here; {', '.join(available)}")
     slow = ("scalar", "reference")
-    isas = [isa for isa in ops.available_isas() if isa not in slow]
-    return isas or [ops.current_isa()]
+    fast = [isa for isa in available if isa not in slow]
+    return wanted or fast or [ops.current_isa()]
 
 
 def requirement_cases(shape: Shape, agents: list[int]) -> list[Case]:
@@ -113,7 +123,11 @@ def refcheck(arms: dict[str, Kernel]) -> tuple[dict[str, float], tuple[str, ...]
 
 
 def measure(
-    case: Case, arms: dict[str, Kernel], seconds: float, footprint_bytes: int
+    case: Case,
+    arms: dict[str, Kernel],
+    seconds: float,
+    footprint_bytes: int,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> CaseResult:
     """Check the arms and, if all are right, time them.
 
@@ -122,6 +136,7 @@ def measure(
         arms: From `make_arms`.
         seconds: About how long to measure.
         footprint_bytes: What the arms read before a copy of a cache is read again.
+        clock: What to time with.
 
     """
     errors, failed = refcheck(arms)
@@ -137,7 +152,7 @@ def measure(
     rounds = min(_MAX_ROUNDS, max(_MIN_ROUNDS, rounds))
     for arm in arms.values():
         arm.use_copies(copies)
-    timings = alternate(arms, rounds)
+    timings = alternate(arms, rounds, clock=clock)
     # Ours are deterministic: what was timed must be what was checked, to the bit.
     changed = [
         name
@@ -210,63 +225,76 @@ def as_record(result: CaseResult) -> dict[str, Any]:
     }
 
 
+def measure_shape(
+    cases: list[Case],
+    fmt: FormatSpec,
+    isas: list[str],
+    threads: int,
+    **timing: Any,
+) -> list[CaseResult]:
+    """Measure the cases of one shape and print their table.
+
+    Args:
+        cases: At least one, all of one shape.
+        fmt: Our format.
+        isas: Our instruction sets.
+        threads: Compute threads.
+        timing: Further arguments of `measure`.
+
+    """
+    results = []
+    for case in cases:
+        arms = make_arms(case, fmt, isas, threads)
+        results.append(measure(case, arms, **timing))
+    _report.console.print(table_of(cases[0].shape, results))
+    return results
+
+
 def main(
-    format_name: Annotated[
-        str, typer.Option("--format", help="cache format, as in --kv-cache-dtype")
-    ] = "polykv",
-    shape: Annotated[
-        list[str] | None, typer.Option(help="heads/KV heads/head size; repeatable")
-    ] = None,
-    agents: Annotated[
-        list[int] | None, typer.Option(help="sequences in a decode batch; repeatable")
-    ] = None,
-    isa: Annotated[
-        list[str] | None, typer.Option(help="our instruction sets; repeatable")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="compute threads", min=1)] = 1,
-    seconds: Annotated[float, typer.Option(help="time to spend on a case")] = 6.0,
-    footprint_mib: Annotated[
-        int | None,
-        typer.Option(
-            help="read this much before a cache is read again; the default, 1.25 x "
-            "the last-level cache, keeps caches cold"
-        ),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="small cases: a test of the tool")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="write the results here")] = None,
+    format_name: options.Format = "polykv",
+    shape: options.Shapes = None,
+    agents: options.Agents = None,
+    isa: options.Isas = None,
+    threads: options.Threads = 1,
+    seconds: options.Seconds = 6.0,
+    footprint_mib: options.Footprint = None,
+    cpu_time: options.CpuTime = False,
+    quick: options.Quick = False,
+    json: options.Json = None,
 ) -> None:
     """Attention of polykv beside vLLM's own CPU kernel."""
+    if cpu_time and threads > 1:
+        raise typer.BadParameter("--cpu-time sees one thread, not several")
+    fmt, shapes = options.read_options(format_name, shape or options.SHAPES)
+    isas = our_isas(isa)
+    if footprint_mib is None:
+        footprint_mib = 0 if quick else cold_footprint_bytes() >> 20
     torch.set_num_threads(threads)
-    fmt, shapes = read_options(format_name, shape or SHAPES[: 1 if quick else None])
     environment = _environment.describe(threads)
     _report.print_headline(environment)
-    footprint = 0 if quick else cold_footprint_bytes()
-    if footprint_mib is not None:
-        footprint = footprint_mib << 20
+    clock = time.thread_time if cpu_time else time.perf_counter
     _report.console.print(
-        f"{fmt.name}, bf16 activations, block size {BLOCK_SIZE}, {footprint >> 20} MiB "
-        "read before a cache is read again; medians of alternating calls; error bound "
-        f"{MAX_ERROR:.0e}"
+        f"{fmt.name}, bf16 activations, block size {BLOCK_SIZE}, {footprint_mib} MiB "
+        "read before a cache is read again, medians of alternating calls "
+        f"({clock.__name__}), error bound {MAX_ERROR:.0e}"
     )
+    timing = {
+        "seconds": 0.05 if quick else seconds,
+        "footprint_bytes": footprint_mib << 20,
+        "clock": clock,
+    }
     results = []
     for each in shapes:
-        cases = (
-            quick_cases(each) if quick else requirement_cases(each, agents or [*AGENTS])
-        )
-        done = []
-        for case in cases:
-            arms = make_arms(case, fmt, isa or our_isas(), threads)
-            done.append(measure(case, arms, 0.05 if quick else seconds, footprint))
-        _report.console.print(table_of(each, done))
-        results += done
+        full = requirement_cases(each, agents or [*AGENTS])
+        cases = quick_cases(each) if quick else full
+        results += measure_shape(cases, fmt, isas, threads, **timing)
     record = {
         "benchmark": "attention",
         "environment": environment,
         "format": fmt.name,
         "quick": quick,
-        "footprint_bytes": footprint,
+        "footprint_mib": footprint_mib,
+        "clock": clock.__name__,
         "vllm_path": {str(each): vllm_choice(each.head_dim) for each in shapes},
         "results": [as_record(result) for result in results],
     }

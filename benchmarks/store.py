@@ -7,15 +7,15 @@ Time of `reshape_and_cache` per layer, beside vLLM's, which only copies. Its sha
 engine's prefill is in the output of `python -m benchmarks.engine`.
 """
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 from rich.table import Table
 
 from benchmarks import _environment, _report
-from benchmarks._cases import BLOCK_SIZE, SHAPES, Case, Shape, make_batch, read_options
+from benchmarks import _options as options
+from benchmarks._cases import BLOCK_SIZE, Case, Shape, make_batch
 from benchmarks._kernels import PolykvKernel, VllmKernel, vllm_paths
 from benchmarks._timing import Timing, alternate
 from benchmarks.attention import our_isas
@@ -69,21 +69,15 @@ def _ignore_round(arm: PolykvKernel | VllmKernel) -> Any:
 
 
 def main(
-    format_name: Annotated[
-        str, typer.Option("--format", help="cache format, as in --kv-cache-dtype")
-    ] = "polykv",
-    shape: Annotated[
-        list[str] | None, typer.Option(help="heads/KV heads/head size; repeatable")
-    ] = None,
-    threads: Annotated[int, typer.Option(help="compute threads", min=1)] = 1,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="one block: a test of the tool")
-    ] = False,
-    json: Annotated[Path | None, typer.Option(help="write the results here")] = None,
+    format_name: options.Format = "polykv",
+    shape: options.Shapes = None,
+    threads: options.Threads = 1,
+    quick: options.Quick = False,
+    json: options.Json = None,
 ) -> None:
     """Storing a chunk of 2,048 tokens, one layer."""
     torch.set_num_threads(threads)
-    fmt, shapes = read_options(format_name, shape or SHAPES[: 1 if quick else None])
+    fmt, shapes = options.read_options(format_name, shape or options.SHAPES)
     tokens = BLOCK_SIZE if quick else CHUNK_TOKENS
     environment = _environment.describe(threads)
     _report.print_headline(environment)

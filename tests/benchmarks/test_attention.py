@@ -83,7 +83,13 @@ def test_every_format_passes_the_refcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--format", "polykv_k1v1"], ["--shape", "9/2/64"]]
+    "arguments",
+    [
+        ["--format", "polykv_k1v1"],
+        ["--shape", "9/2/64"],
+        ["--cpu-time", "--threads=2"],
+        ["--isa=x"],
+    ],
 )
 def test_bad_options_are_usage_errors(arguments: list[str]) -> None:
     assert run("--quick", *arguments).exit_code == 2

@@ -66,15 +66,15 @@ def test_one_arm_on_the_real_engine(tmp_path: Path) -> None:
     from polykv_vllm.models import build_model
 
     model = str(build_model("smollm2-135m-instruct"))
-    options = engine.llm_options(model, 64 << 20, eager=True)
+    options = engine.llm_options(model, 128 << 20, eager=True)
     arm = engine.arm_options(options, "polykv", without_amx=False)["polykv"]
     with engine_session("polykv", arm, threads=1) as session:
-        assert session.facts["attention"].startswith("PolyKV")
+        assert session.facts["attention"].startswith("polykv_vllm ")
         times = request(session, list(range(1000, 1300)), 4)
         assert times["prefill_s"] > 0 and times["decode_s"] > 0
         assert times["tokens"] == 4
         assert 0 < store_share(session, 256, rounds=1)["share"] < 1
         # The cache is one buffer that all layers share, and it is touched once.
-        assert 60 << 20 < session.rpc("bench_touch_cache") <= 64 << 20
+        assert 120 << 20 < session.rpc("bench_touch_cache") <= 128 << 20
         session.rpc("bench_reset_peak")
-        assert session.rpc("bench_peak_bytes") > 64 << 20
+        assert session.rpc("bench_peak_bytes") > 128 << 20

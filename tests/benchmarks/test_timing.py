@@ -50,3 +50,9 @@ def test_copies_cover_the_footprint() -> None:
     assert copies_for(100, 30) == 4
     assert copies_for(0, 30) == 2
     assert cold_footprint_bytes() > last_level_cache_bytes()
+
+
+def test_clock_can_be_chosen() -> None:
+    ticks = iter(range(100))
+    timings = alternate({"a": lambda _: None}, 3, clock=lambda: float(next(ticks)))
+    assert timings["a"].median_s == 1.0

@@ -4,6 +4,7 @@
 `polykv --help` must not wait for torch and vLLM.
 """
 
+import os
 from typing import Annotated
 
 import typer
@@ -61,6 +62,8 @@ def info() -> None:
     """Show versions, the instruction set in use, formats and seams."""
     from polykv_vllm.cli.info import print_info
 
+    # This process only looks: vLLM's notes on what it could serve are noise here.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     print_info(Console())
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`polykv info`: what is installed, what it can do, and how it is attached."""
 
-import os
 from importlib.util import find_spec
 
 from rich import box
@@ -17,7 +16,6 @@ _NOT_INSTALLED = "[yellow]not installed[/]"
 
 def print_info(console: Console) -> None:
     """Print versions, formats and seams; works without vLLM and without torch."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # this is no vLLM session
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     facts.add_column(style="cyan")
     facts.add_column()

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.e2e.harness import Engine, replay_tolerance
 
 VOCABULARY = 512

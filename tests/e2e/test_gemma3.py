@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.conftest import TEXT
 from tests.e2e.harness import Engine, replay_tolerance
 

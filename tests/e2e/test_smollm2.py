@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
 from tests.e2e.conftest import TEXT
 from tests.e2e.harness import Engine, replay_tolerance
 

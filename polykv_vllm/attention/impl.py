@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from vllm.config import get_current_vllm_config
+from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from polykv_vllm import ops
@@ -12,6 +13,8 @@ from polykv_vllm.attention.metadata import PolyKVMetadata
 from polykv_vllm.config import parse_options
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import get_format
+
+logger = init_logger("vllm.polykv")
 
 
 class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
@@ -62,6 +65,14 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.sliding_window = -1 if sliding_window is None else sliding_window
         options = parse_options(get_current_vllm_config().additional_config)
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
+        logger.info_once(
+            "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
+            "kernels: %s",
+            self.fmt.name,
+            self.fmt.slot_bytes(head_size),
+            4 * head_size,
+            self.isa,
+        )
 
     def do_kv_cache_update(
         self,

@@ -141,9 +141,7 @@ def store_table(shares: dict[str, dict[str, float]], ours: str) -> Table:
 
 def memory_table(peaks: dict[str, dict[int, int]]) -> Table:
     """Lay out the worker's peak memory by context."""
-    table = Table(
-        title="peak resident memory of the worker, MiB, the whole cache included"
-    )
+    table = Table(title="peak resident MiB of the worker, cache included")
     table.add_column("arm")
     contexts = list(next(iter(peaks.values())))
     for context in contexts:

@@ -71,4 +71,4 @@ def test_peak_memory_takes_the_least_after_a_warm_up_pass() -> None:
     start = session.peak
     peaks = rounds.peak_memory(session, (8, 16), passes=2)
     assert peaks == {8: start - 30, 16: start - 40}
-    assert [len(prompt) for _, prompt, _ in session.log] == [8, 16] * 3
+    assert [len(prompt) for _, prompt, _ in session.log] == [8, 16, 16, 8, 8, 16]

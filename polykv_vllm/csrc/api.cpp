@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The exported C functions. ops/cpu.py checks dtypes, shapes and strides before it calls
-// them; the values of slots, lengths and block numbers are checked here.
+// The exported C functions. ops/cpu.py checks dtypes, shapes and strides before it
+// calls them; the values of slots, lengths and block numbers are checked here.
 #include <cstdint>
 
 #include "cpu/check.h"

@@ -54,10 +54,10 @@ inline void load_queries(const AttentionArgs& args, const RowBlock& block,
     const int64_t token = (block.row_begin + r) / group;
     const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
     alignas(64) float q[D];
-    load_row<D>(q, args.query,
-                (first_token + token) * args.query_token_stride +
-                    head * args.query_head_stride,
-                args.dtype);
+    load_row<D>(
+        q, args.query,
+        (first_token + token) * args.query_token_stride + head * args.query_head_stride,
+        args.dtype);
     const int32_t magnitude = max_magnitude_bits<D>(q);
     const float peak =
         magnitude >= 0x7f800000 ? __builtin_nanf("") : float_of(magnitude);
@@ -105,8 +105,8 @@ struct TileReader {
   Subtile subtile(int64_t token) const {
     const int64_t offset = token % cache.block_size;
     const int64_t part = offset / kSubtileTokens;
-    const uint8_t* tile = cache.data + head_offset +
-                          table[token / cache.block_size] * cache.block_stride;
+    const uint8_t* tile =
+        cache.data + head_offset + table[token / cache.block_size] * cache.block_stride;
     return {tile + part * kSubtileTokens * D,
             tile + layout.value_codes + part * code_bytes(),
             tile + layout.value_high + part * D * 2,
@@ -125,12 +125,14 @@ struct TileReader {
     const Subtile next = subtile(token);
     prefetcher.add(next.keys, kSubtileTokens * D);
     prefetcher.add(next.codes, code_bytes());
-    if (TileLayout::value_plane_bits(cache.format) == 3) prefetcher.add(next.high, D * 2);
+    if (TileLayout::value_plane_bits(cache.format) == 3)
+      prefetcher.add(next.high, D * 2);
   }
 };
 
 // Unpacks the values of a tile, converts its scales, notes where its keys are.
-// The next tile, as far as tokens below `fetch_end` reach, is planned to be fetched ahead.
+// The next tile, as far as tokens below `fetch_end` reach, is planned to be fetched
+// ahead.
 template <int D>
 inline void load_tile(const TileReader<D>& reader, int64_t tile_begin, int subtiles,
                       int64_t fetch_end, Scratch<D>& scratch) {
@@ -264,7 +266,8 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
   const int64_t fetch_end = block.num_rows <= kSubRows ? end : 0;
   const RowState split{scratch.split_max, scratch.split_sum, scratch.split_acc};
   for (int64_t s = first_split; s < last_split; ++s) {
-    const int64_t split_end = (s + 1) * kSplitTokens < end ? (s + 1) * kSplitTokens : end;
+    const int64_t split_end =
+        (s + 1) * kSplitTokens < end ? (s + 1) * kSplitTokens : end;
     if (split_end <= begin) continue;
     reset<D>(block.num_rows, split);
     for (int64_t tile = s * kSplitTokens; tile < split_end; tile += kTileTokens) {
@@ -286,8 +289,8 @@ inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
   const float norm = args.cache.format.rotate ? std::sqrt(static_cast<float>(D)) : 1.0f;
   for (int r = 0; r < block.num_rows; ++r) {
     float* acc = state.acc + r * D;
-    const int64_t token = args.query_start_loc[block.request] +
-                          (block.row_begin + r) / group;
+    const int64_t token =
+        args.query_start_loc[block.request] + (block.row_begin + r) / group;
     const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
     const float sum = state.sum[r];
     const VecF factor = set1(sum == 0 ? 0.0f : 1.0f / (sum * norm));

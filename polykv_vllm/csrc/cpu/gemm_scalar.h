@@ -11,9 +11,9 @@ constexpr int kSubRows = 16;  // rows that share a pass over the unpacked tile
 // The two int8 terms of 16-bit operands lie one after the other (row `high_rows`
 // begins the low term), so hardware with tall tiles can take them as one operand.
 struct GemmShape {
-  int rows;       // <= kSubRows
-  int low_row;    // row at which the low terms begin: rows if 2 * rows <= 16, else 16
-  int subtiles;   // 16-token groups with data
+  int rows;      // <= kSubRows
+  int low_row;   // row at which the low terms begin: rows if 2 * rows <= 16, else 16
+  int subtiles;  // 16-token groups with data
 };
 
 struct TileConfig {
@@ -23,8 +23,7 @@ struct TileConfig {
 // scores[term][t] = sum_d keys[t][d] * query[term][d]; keys [subtile][D/4][16][4].
 template <int D>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores,
-                    Prefetcher&) {
+                    const uint8_t* const* keys, int32_t* scores, Prefetcher&) {
   for (int term = 0; term < 2; ++term) {
     for (int r = 0; r < shape.rows; ++r) {
       const int row = term * shape.low_row + r;

@@ -100,14 +100,21 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
                     const uint8_t* const* keys, int32_t* scores,
                     Prefetcher& prefetcher) {
   int row = 0;
-  for (; row + 6 <= shape.rows; row += 6) qk_rows<D, 6>(shape, query, row, keys, scores, prefetcher);
+  for (; row + 6 <= shape.rows; row += 6)
+    qk_rows<D, 6>(shape, query, row, keys, scores, prefetcher);
   switch (shape.rows - row) {
-    case 5: return qk_rows<D, 5>(shape, query, row, keys, scores, prefetcher);
-    case 4: return qk_rows<D, 4>(shape, query, row, keys, scores, prefetcher);
-    case 3: return qk_rows<D, 3>(shape, query, row, keys, scores, prefetcher);
-    case 2: return qk_rows<D, 2>(shape, query, row, keys, scores, prefetcher);
-    case 1: return qk_rows<D, 1>(shape, query, row, keys, scores, prefetcher);
-    default: return;
+    case 5:
+      return qk_rows<D, 5>(shape, query, row, keys, scores, prefetcher);
+    case 4:
+      return qk_rows<D, 4>(shape, query, row, keys, scores, prefetcher);
+    case 3:
+      return qk_rows<D, 3>(shape, query, row, keys, scores, prefetcher);
+    case 2:
+      return qk_rows<D, 2>(shape, query, row, keys, scores, prefetcher);
+    case 1:
+      return qk_rows<D, 1>(shape, query, row, keys, scores, prefetcher);
+    default:
+      return;
   }
 }
 
@@ -149,14 +156,21 @@ template <int D>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
                     int32_t* acc, Prefetcher& prefetcher) {
   int row = 0;
-  for (; row + 6 <= shape.rows; row += 6) pv_rows<D, 6>(shape, prob, row, levels, acc, prefetcher);
+  for (; row + 6 <= shape.rows; row += 6)
+    pv_rows<D, 6>(shape, prob, row, levels, acc, prefetcher);
   switch (shape.rows - row) {
-    case 5: return pv_rows<D, 5>(shape, prob, row, levels, acc, prefetcher);
-    case 4: return pv_rows<D, 4>(shape, prob, row, levels, acc, prefetcher);
-    case 3: return pv_rows<D, 3>(shape, prob, row, levels, acc, prefetcher);
-    case 2: return pv_rows<D, 2>(shape, prob, row, levels, acc, prefetcher);
-    case 1: return pv_rows<D, 1>(shape, prob, row, levels, acc, prefetcher);
-    default: return;
+    case 5:
+      return pv_rows<D, 5>(shape, prob, row, levels, acc, prefetcher);
+    case 4:
+      return pv_rows<D, 4>(shape, prob, row, levels, acc, prefetcher);
+    case 3:
+      return pv_rows<D, 3>(shape, prob, row, levels, acc, prefetcher);
+    case 2:
+      return pv_rows<D, 2>(shape, prob, row, levels, acc, prefetcher);
+    case 1:
+      return pv_rows<D, 1>(shape, prob, row, levels, acc, prefetcher);
+    default:
+      return;
   }
 }
 

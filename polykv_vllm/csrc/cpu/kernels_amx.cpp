@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AVX-512 with AMX int8 tiles (Sapphire Rapids upwards).
+#if defined(__x86_64__)
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -13,7 +14,8 @@
 #include "polykv/layout.h"
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,fma,avx2")
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,fma,avx2")
 // clang-format off: each file needs what the ones above it define
 #include "vec_avx512.h"
 #include "prefetch.h"
@@ -44,10 +46,13 @@ bool amx_usable() {
 
 const KernelTable& amx_kernels() {
   static const KernelTable table = {
-      "amx", [] { return avx512_kernels().supported() && amx_usable(); },
-      store_entry, attend_entry, merge_entry, finish_entry,
+      "amx",       [] { return avx512_kernels().supported() && amx_usable(); },
+      store_entry, attend_entry,
+      merge_entry, finish_entry,
   };
   return table;
 }
 
 }  // namespace polykv
+
+#endif  // __x86_64__

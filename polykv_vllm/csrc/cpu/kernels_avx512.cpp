@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // AVX-512 with VNNI (Cascade Lake and Zen 4 upwards).
+#if defined(__x86_64__)
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -31,11 +32,21 @@ namespace polykv {
 
 const KernelTable& avx512_kernels() {
   static const KernelTable table = {
-      "avx512", [] { return __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni"); },
-      store_entry, attend_entry, merge_entry, finish_entry,
+      "avx512",
+      [] {
+        return __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vnni");
+      },
+      store_entry,
+      attend_entry,
+      merge_entry,
+      finish_entry,
   };
   return table;
 }
 
 }  // namespace polykv
+
+#endif  // __x86_64__

@@ -24,8 +24,8 @@ namespace polykv {
 
 const KernelTable& scalar_kernels() {
   static const KernelTable table = {
-      "scalar", [] { return true; },
-      store_entry, attend_entry, merge_entry, finish_entry,
+      "scalar",     [] { return true; }, store_entry,
+      attend_entry, merge_entry,         finish_entry,
   };
   return table;
 }

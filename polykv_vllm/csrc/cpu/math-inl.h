@@ -23,7 +23,10 @@ inline VecF exp2(VecF x) {
 
 // Lanes whose number has the bit `distance` set.
 constexpr Mask upper_lanes(int distance) {
-  return distance == 8 ? 0xff00 : distance == 4 ? 0xf0f0 : distance == 2 ? 0xcccc : 0xaaaa;
+  return distance == 8   ? 0xff00
+         : distance == 4 ? 0xf0f0
+         : distance == 2 ? 0xcccc
+                         : 0xaaaa;
 }
 
 // Reductions by halves: a fixed tree, so every instruction set rounds alike.

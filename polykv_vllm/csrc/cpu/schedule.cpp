@@ -73,9 +73,8 @@ std::vector<Item> make_items(const AttentionArgs& args) {
         if (args.sliding_window > 0) {
           begin = std::max<int64_t>(0, context + row / group + 1 - args.sliding_window);
         }
-        items.push_back({{request, head, row, count},
-                         split_of(begin),
-                         split_of(end - 1) + 1});
+        items.push_back(
+            {{request, head, row, count}, split_of(begin), split_of(end - 1) + 1});
       }
     }
   }

@@ -56,8 +56,9 @@ struct TokenRange {
 
 // Combines the terms, scales by the keys; returns the lane-wise maximum.
 template <bool kMasked>
-inline VecF scale_scores(const int32_t* high, const int32_t* low, const float* key_scale,
-                         int32_t correction, TokenRange range, int subtiles, float* x) {
+inline VecF scale_scores(const int32_t* high, const int32_t* low,
+                         const float* key_scale, int32_t correction, TokenRange range,
+                         int subtiles, float* x) {
   const VecI offset = set1_i(correction);
   VecF top = set1(-kInf);
   for (int t = 0; t < subtiles * 16; t += 16) {
@@ -127,8 +128,9 @@ inline void tile_softmax(int rows, int low_row, int subtiles, const RowParams* p
     const int32_t* low = buffers.scores + (r + low_row) * kTileTokens;
     float* x = buffers.x + r * kTileTokens;
     const bool full = range(r).covers(tokens);
-    lanes[r] = (full ? scale_scores<false> : scale_scores<true>)(
-        high, low, buffers.scales.key, params[r].correction, range(r), subtiles, x);
+    lanes[r] = (full ? scale_scores<false>
+                     : scale_scores<true>)(high, low, buffers.scales.key,
+                                           params[r].correction, range(r), subtiles, x);
     scale[r] = params[r].scale;
   }
   const VecF row_max = mul(reduce_max_rows(lanes), load(scale));

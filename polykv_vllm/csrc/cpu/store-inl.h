@@ -135,8 +135,8 @@ inline void store_token(const StoreArgs& args, const TileLayout& layout, int64_t
     std::memset(value_codes, 0, D);
   } else {
     const Format& format = cache.format;
-    key_scale = quantize_symmetric<D>(
-        key, key_max, (1 << (format.key_bits - 1)) - 1, key_codes);
+    key_scale = quantize_symmetric<D>(key, key_max, (1 << (format.key_bits - 1)) - 1,
+                                      key_codes);
     value_scale = format.value_bits == 8
                       ? quantize_symmetric<D>(value, value_max, 127, value_codes)
                   : format.value_bits == 4
@@ -165,9 +165,12 @@ inline void store_range(const StoreArgs& args, int64_t begin, int64_t end) {
 
 inline void store_tokens(const StoreArgs& args, int64_t begin, int64_t end) {
   switch (args.cache.head_dim) {
-    case 64: return store_range<64>(args, begin, end);
-    case 128: return store_range<128>(args, begin, end);
-    default: return store_range<256>(args, begin, end);
+    case 64:
+      return store_range<64>(args, begin, end);
+    case 128:
+      return store_range<128>(args, begin, end);
+    default:
+      return store_range<256>(args, begin, end);
   }
 }
 

@@ -12,25 +12,34 @@ void store_entry(const StoreArgs& args, int64_t begin, int64_t end) {
 void attend_entry(const AttentionArgs& args, const RowBlock& rows, int first_split,
                   int last_split, RowState state) {
   switch (args.cache.head_dim) {
-    case 64: return attend_rows<64>(args, rows, first_split, last_split, state);
-    case 128: return attend_rows<128>(args, rows, first_split, last_split, state);
-    default: return attend_rows<256>(args, rows, first_split, last_split, state);
+    case 64:
+      return attend_rows<64>(args, rows, first_split, last_split, state);
+    case 128:
+      return attend_rows<128>(args, rows, first_split, last_split, state);
+    default:
+      return attend_rows<256>(args, rows, first_split, last_split, state);
   }
 }
 
 void merge_entry(int num_rows, int head_dim, RowState state, RowState part) {
   switch (head_dim) {
-    case 64: return merge_rows<64>(num_rows, state, part);
-    case 128: return merge_rows<128>(num_rows, state, part);
-    default: return merge_rows<256>(num_rows, state, part);
+    case 64:
+      return merge_rows<64>(num_rows, state, part);
+    case 128:
+      return merge_rows<128>(num_rows, state, part);
+    default:
+      return merge_rows<256>(num_rows, state, part);
   }
 }
 
 void finish_entry(const AttentionArgs& args, const RowBlock& rows, RowState state) {
   switch (args.cache.head_dim) {
-    case 64: return finish_rows<64>(args, rows, state);
-    case 128: return finish_rows<128>(args, rows, state);
-    default: return finish_rows<256>(args, rows, state);
+    case 64:
+      return finish_rows<64>(args, rows, state);
+    case 128:
+      return finish_rows<128>(args, rows, state);
+    default:
+      return finish_rows<256>(args, rows, state);
   }
 }
 

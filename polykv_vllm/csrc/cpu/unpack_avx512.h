@@ -23,7 +23,8 @@ inline void unpack_3bit_codes(const uint8_t* low_bytes, const uint8_t* high_byte
   const __m512i both = _mm512_broadcast_i64x4(
       _mm256_loadu_si256(reinterpret_cast<const __m256i*>(high_bytes)));
   // Dims 8..15 of a field use bits 4..7: the upper eight lanes shift down by four.
-  const __m512i lanes = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
+  const __m512i lanes =
+      _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4);
   const __m512i high = _mm512_srlv_epi32(both, lanes);
   const __m512i three = _mm512_set1_epi8(3), seven = _mm512_set1_epi8(7);
   const __m512i shifted[4] = {_mm512_slli_epi32(high, 2), _mm512_slli_epi32(high, 1),

@@ -10,8 +10,12 @@ using VecF = __m512;
 using VecI = __m512i;
 using Mask = __mmask16;
 
-inline int32_t bits_of(float x) { return _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(x))); }
-inline float float_of(int32_t x) { return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(x))); }
+inline int32_t bits_of(float x) {
+  return _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(x)));
+}
+inline float float_of(int32_t x) {
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128(x)));
+}
 
 inline VecF set1(float x) { return _mm512_set1_ps(x); }
 inline VecF load(const float* p) { return _mm512_loadu_ps(p); }
@@ -25,7 +29,9 @@ inline VecF fma(VecF a, VecF b, VecF c) { return _mm512_fmadd_ps(a, b, c); }
 inline VecF max(VecF a, VecF b) { return _mm512_max_ps(a, b); }
 inline VecF min(VecF a, VecF b) { return _mm512_min_ps(a, b); }
 inline VecF abs(VecF a) { return _mm512_abs_ps(a); }
-inline VecF select(Mask m, VecF yes, VecF no) { return _mm512_mask_blend_ps(m, no, yes); }
+inline VecF select(Mask m, VecF yes, VecF no) {
+  return _mm512_mask_blend_ps(m, no, yes);
+}
 inline Mask greater(VecF a, VecF b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ); }
 template <int kDistance>
 inline VecF swap_lanes(VecF a) {
@@ -40,9 +46,13 @@ inline VecI increment(Mask m, VecI a) {
 }
 inline VecI add_i(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
 template <int kShift>
-inline VecI shift_left(VecI a) { return _mm512_slli_epi32(a, kShift); }
+inline VecI shift_left(VecI a) {
+  return _mm512_slli_epi32(a, kShift);
+}
 template <int kShift>
-inline VecI shift_right(VecI a) { return _mm512_srai_epi32(a, kShift); }
+inline VecI shift_right(VecI a) {
+  return _mm512_srai_epi32(a, kShift);
+}
 inline VecI sub_i(VecI a, VecI b) { return _mm512_sub_epi32(a, b); }
 inline VecI max_i(VecI a, VecI b) { return _mm512_max_epi32(a, b); }
 inline void store_i(int32_t* p, VecI a) { _mm512_storeu_si512(p, a); }
@@ -59,8 +69,9 @@ inline VecF load_fp16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 inline void store_fp16(uint16_t* p, VecF a) {
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                      _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm256_storeu_si256(
+      reinterpret_cast<__m256i*>(p),
+      _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 inline void store_i8(int8_t* p, VecI a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
@@ -80,7 +91,9 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecI x[4]) {
   _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
   _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
 }
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+inline void prefetch(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 
 }  // namespace
 }  // namespace polykv

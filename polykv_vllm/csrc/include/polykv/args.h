@@ -32,10 +32,10 @@ struct Cache {
 // Quantize `num_tokens` rows and scatter them by slot; a slot < 0 is skipped.
 struct StoreArgs {
   Cache cache;
-  const void* key;    // [num_tokens, num_kv_heads, head_dim] dtype
-  const void* value;  // same shape and dtype
+  const void* key;              // [num_tokens, num_kv_heads, head_dim] dtype
+  const void* value;            // same shape and dtype
   const int64_t* slot_mapping;  // [num_tokens]
-  int64_t num_tokens;  // rows of key and value are at least as many
+  int64_t num_tokens;           // rows of key and value are at least as many
   int64_t key_token_stride, key_head_stride;  // elements
   int64_t value_token_stride, value_head_stride;
   DType dtype;
@@ -45,8 +45,8 @@ struct StoreArgs {
 // Causal attention of the query rows of `num_reqs` requests over their cached tokens.
 struct AttentionArgs {
   Cache cache;
-  const void* query;  // [num_tokens, num_heads, head_dim] dtype
-  void* output;       // same shape and dtype
+  const void* query;               // [num_tokens, num_heads, head_dim] dtype
+  void* output;                    // same shape and dtype
   const int32_t* block_table;      // [num_reqs, block_table_stride]
   const int32_t* seq_lens;         // [num_reqs] cached tokens, the queries' included
   const int32_t* query_start_loc;  // [num_reqs + 1]

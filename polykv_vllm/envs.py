@@ -1,24 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The only reader of `POLYKV_*` environment variables.
+"""The `POLYKV_*` environment variables.
 
 Settings that change what is served go through `--additional-config`; a variable is
-for where files live and for debugging. Values are read at each call, so that a test
-can change them.
+for where files live and for debugging. `POLYKV_CPU_ISA`, which forces an instruction
+set, is read in `ops/`: that layer imports nothing but those below it.
 """
 
 import os
 from pathlib import Path
 
 
-def cpu_isa() -> str | None:
-    """`POLYKV_CPU_ISA`: the instruction set to use instead of the best one."""
-    return os.environ.get("POLYKV_CPU_ISA") or None
-
-
 def cache_dir() -> Path:
     """`POLYKV_CACHE`: where built models are kept.
 
-    Default: `polykv` in the user's cache directory.
+    Read at each call. Default: `polykv` in the user's cache directory.
     """
     if configured := os.environ.get("POLYKV_CACHE"):
         return Path(configured).expanduser()

@@ -50,13 +50,10 @@ def install() -> None:
     Never raises: vLLM would stop, also for users of its own dtypes. `require` raises.
     """
     global _failure
-    _failure = _find_failure()
-    if _failure is None:
-        _failure = _install_all()
+    _failure = _find_failure() or _install(SEAMS)
     if _failure is not None:
-        logger.debug("polykv is inactive: %s", _failure)
-        if GUARD.inspect()[0] is SeamState.READY:
-            GUARD.change.install()
+        logger.info("polykv is inactive: %s", _failure)
+        _install((GUARD,))
 
 
 def uninstall() -> None:
@@ -83,10 +80,8 @@ def require() -> None:
 
 
 def _find_failure() -> SeamError | None:
-    from packaging.specifiers import SpecifierSet
-
     version = vllm_version()
-    if version is None or not SpecifierSet(VLLM_VERSIONS).contains(version, True):
+    if not _is_supported(version):
         return SeamError(
             f"--kv-cache-dtype polykv needs vLLM {VLLM_VERSIONS}; installed: {version}"
         )
@@ -103,8 +98,20 @@ def _find_failure() -> SeamError | None:
     )
 
 
-def _install_all() -> SeamError | None:
-    for seam in SEAMS:
+def _is_supported(version: str | None) -> bool:
+    from packaging.specifiers import SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        parsed = Version(version or "")
+    except InvalidVersion:  # "dev": a source tree that was never built
+        return False
+    return SpecifierSet(VLLM_VERSIONS).contains(parsed, prereleases=True)
+
+
+def _install(seams: tuple[Seam, ...]) -> SeamError | None:
+    """Install the seams that are ready; on an error none of them stays."""
+    for seam in seams:
         try:
             if seam.inspect()[0] is SeamState.READY:
                 seam.change.install()

@@ -58,7 +58,7 @@ def test_a_changed_target_fails_only_when_asked_for(
 
 
 @pytest.mark.usefixtures("removed")
-@pytest.mark.parametrize("version", ["0.31.2", "0.33.0", None])
+@pytest.mark.parametrize("version", ["0.31.2", "0.33.0.dev3", "dev", None])
 def test_another_vllm_is_named(
     monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
@@ -66,6 +66,16 @@ def test_another_vllm_is_named(
     plugin.register()
     with pytest.raises(SeamError, match=rf">=0.32,<0.33; installed: {version}"):
         registry.require()
+
+
+@pytest.mark.usefixtures("removed")
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1.dev7+g0123abc"])
+def test_builds_of_the_release_are_taken(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(registry, "vllm_version", lambda: version)
+    plugin.register()
+    registry.require()
 
 
 @pytest.mark.usefixtures("removed")

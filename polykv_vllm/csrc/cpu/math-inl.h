@@ -65,21 +65,30 @@ inline VecF butterfly(VecF a) {
              select(upper_lanes(kDistance), sub(set1(0.0f), a), a));
 }
 
+template <int kVectors, int kDistance>
+inline void fwht_stages(VecF (&v)[kVectors]) {
+  if constexpr (kDistance > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVectors; ++i) {
+      if (i & kDistance) continue;
+      const VecF a = v[i], b = v[i + kDistance];
+      v[i] = add(a, b);
+      v[i + kDistance] = sub(a, b);
+    }
+    fwht_stages<kVectors, kDistance / 2>(v);
+  }
+}
+
 // Unnormalised Walsh-Hadamard transform in natural (Sylvester) order, in place.
 // The stages run from the widest to the narrowest distance.
 template <int D>
 inline void fwht(float* x) {
   constexpr int kVectors = D / 16;
   VecF v[kVectors];
+#pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i) v[i] = load(x + 16 * i);
-  for (int h = kVectors / 2; h > 0; h /= 2) {
-    for (int i = 0; i < kVectors; ++i) {
-      if (i & h) continue;
-      const VecF a = v[i], b = v[i + h];
-      v[i] = add(a, b);
-      v[i + h] = sub(a, b);
-    }
-  }
+  fwht_stages<kVectors, kVectors / 2>(v);
+#pragma GCC unroll 16
   for (int i = 0; i < kVectors; ++i) {
     store(x + 16 * i, butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(v[i])))));
   }

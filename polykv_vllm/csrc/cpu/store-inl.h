@@ -27,6 +27,11 @@ inline uint16_t quantize_symmetric(const float* x, int32_t max_bits, int max_cod
   return scale;
 }
 
+template <int kBits>
+constexpr int32_t squared_level(int code) {
+  return Codebook<kBits>::kLevels[code] * Codebook<kBits>::kLevels[code];
+}
+
 // Lloyd-Max codes of the rotated row (x is overwritten). The scale makes the norm of
 // the dequantized row equal the row's own; the codes come from the unrounded RMS.
 template <int D, int kBits>
@@ -49,65 +54,89 @@ inline uint16_t quantize_rotated(float* x, int32_t max_bits, int8_t* codes) {
   }
   const float norm2 = reduce_add(squares[0]);
   const float rms = std::sqrt(norm2 / static_cast<float>(D));
-  int32_t level_norm2 = 0;
+  VecI level_norm2 = set1_i(0);
   for (int i = 0; i < D; i += 16) {
     const VecF y = load(x + i);
-    VecI code = set1_i(0);
+    VecI code = set1_i(0), squared = set1_i(squared_level<kBits>(0));
     for (int j = 0; j < (1 << kBits) - 1; ++j) {
-      code = increment(greater(y, set1(boundary<kBits>(j) * rms)), code);
+      const Mask above = greater(y, set1(boundary<kBits>(j) * rms));
+      const int32_t step = squared_level<kBits>(j + 1) - squared_level<kBits>(j);
+      code = add_where(above, code, set1_i(1));
+      squared = add_where(above, squared, set1_i(step));
     }
     store_i8(codes + i, code);
+    level_norm2 = add_i(level_norm2, squared);
   }
-  for (int i = 0; i < D; ++i) {
-    const int32_t level = Codebook<kBits>::kLevels[codes[i]];
-    level_norm2 += level * level;
-  }
-  const float ratio = norm2 / static_cast<float>(level_norm2 * D);
+  const float ratio = norm2 / static_cast<float>(reduce_add_i(level_norm2) * D);
   return bf16_round(std::sqrt(ratio) * float_of((exponent - 1) << 23));
 }
 
+// A token's bytes are first made side by side, in loops that compilers vectorize, and
+// then written to their places.
 template <int D>
 inline void pack_key(uint8_t* tile, int token, const int8_t* codes, int bias,
                      const int8_t* top_bits) {
+  uint8_t bytes[D];
+  for (int d = 0; d < D; ++d) bytes[d] = static_cast<uint8_t>(codes[d] + bias);
+  if (top_bits) {
+    for (int d = 0; d < D; ++d) {
+      bytes[d] = static_cast<uint8_t>(bytes[d] | (top_bits[d] >> 3) << 7);
+    }
+  }
   uint8_t* out = tile + (token / kSubtileTokens) * kSubtileTokens * D +
                  (token % kSubtileTokens) * 4;
-  for (int d = 0; d < D; ++d) {
-    const int free_bit = top_bits ? (top_bits[d] >> 3) << 7 : 0;
-    out[(d / 4) * 64 + d % 4] = static_cast<uint8_t>((codes[d] + bias) | free_bit);
+  for (int g = 0; g < D / 4; ++g) std::memcpy(out + g * 64, bytes + g * 4, 4);
+}
+
+// Byte i of a token lies four bytes after byte i - 1: its quad's tokens are between.
+template <int kBytes>
+inline void write_plane(uint8_t* plane, int token, const uint8_t* bytes) {
+  uint8_t* out =
+      plane + token / kQuadTokens * kBytes * kQuadTokens + token % kQuadTokens;
+  for (int i = 0; i < kBytes; ++i) out[i * kQuadTokens] = bytes[i];
+}
+
+template <int D>
+inline void pack_3bit(uint8_t* low_plane, uint8_t* high_plane, int token,
+                      const int8_t* codes) {
+  uint8_t low[D / 4], high[D / 8];
+  for (int chunk = 0; chunk < D / 64; ++chunk) {
+    const int8_t* c = codes + chunk * 64;
+    for (int i = 0; i < 16; ++i) {
+      low[chunk * 16 + i] =
+          static_cast<uint8_t>((c[i] & 3) | (c[i + 16] & 3) << 2 |
+                               (c[i + 32] & 3) << 4 | (c[i + 48] & 3) << 6);
+    }
+    uint8_t top[16];  // bit f: top bit of dim 16f + i
+    for (int i = 0; i < 16; ++i) {
+      top[i] = static_cast<uint8_t>((c[i] >> 2 & 1) | (c[i + 16] >> 1 & 2) |
+                                    (c[i + 32] & 4) | (c[i + 48] << 1 & 8));
+    }
+    for (int i = 0; i < 8; ++i) {
+      high[chunk * 8 + i] = static_cast<uint8_t>(top[i] | top[i + 8] << 4);
+    }
   }
+  write_plane<D / 4>(low_plane, token, low);
+  write_plane<D / 8>(high_plane, token, high);
 }
 
 template <int D>
 inline void pack_value(uint8_t* tile, const TileLayout& layout, int token,
                        int plane_bits, const int8_t* codes) {
-  const int64_t quad = token / kQuadTokens;
-  const int column = token % kQuadTokens;
-  uint8_t* out = tile + layout.value_codes + column;
+  uint8_t* plane = tile + layout.value_codes;
   if (plane_bits == 8) {
-    out += quad * D * 4;
-    for (int d = 0; d < D; ++d) out[d * 4] = static_cast<uint8_t>(codes[d]);
+    write_plane<D>(plane, token, reinterpret_cast<const uint8_t*>(codes));
   } else if (plane_bits == 4) {
-    out += quad * D * 2;
-    for (int i = 0; i < D / 2; ++i) {
-      const int8_t* pair = codes + (i / 16) * 32 + i % 16;
-      out[i * 4] = static_cast<uint8_t>(pair[0] | pair[16] << 4);
-    }
-  } else {
-    uint8_t* high = tile + layout.value_high + column + quad * D / 2;
-    out += quad * D;
-    for (int i = 0; i < D / 4; ++i) {
-      const int8_t* c = codes + (i / 16) * 64 + i % 16;
-      out[i * 4] = static_cast<uint8_t>((c[0] & 3) | (c[16] & 3) << 2 |
-                                        (c[32] & 3) << 4 | (c[48] & 3) << 6);
-    }
-    for (int i = 0; i < D / 8; ++i) {
-      const int8_t* c = codes + (i / 8) * 64 + i % 8;
-      int byte = 0;
-      for (int bit = 0; bit < 8; ++bit) {
-        byte |= ((c[16 * (bit & 3) + 8 * (bit >> 2)] >> 2) & 1) << bit;
+    uint8_t pairs[D / 2];
+    for (int chunk = 0; chunk < D / 32; ++chunk) {
+      const int8_t* c = codes + chunk * 32;
+      for (int i = 0; i < 16; ++i) {
+        pairs[chunk * 16 + i] = static_cast<uint8_t>(c[i] | c[i + 16] << 4);
       }
-      high[i * 4] = static_cast<uint8_t>(byte);
     }
+    write_plane<D / 2>(plane, token, pairs);
+  } else {
+    pack_3bit<D>(plane, tile + layout.value_high, token, codes);
   }
 }
 

@@ -41,8 +41,8 @@ inline VecF swap_lanes(VecF a) {
   return _mm512_permute_ps(a, 0xb1);
 }
 inline float first(VecF a) { return _mm512_cvtss_f32(a); }
-inline VecI increment(Mask m, VecI a) {
-  return _mm512_mask_add_epi32(a, m, a, _mm512_set1_epi32(1));
+inline VecI add_where(Mask m, VecI a, VecI b) {
+  return _mm512_mask_add_epi32(a, m, a, b);
 }
 inline VecI add_i(VecI a, VecI b) { return _mm512_add_epi32(a, b); }
 template <int kShift>

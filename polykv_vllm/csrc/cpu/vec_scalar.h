@@ -90,9 +90,9 @@ inline VecF swap_lanes(VecF a) {
   return map_f([&](int i) { return a.lane[i ^ kDistance]; });
 }
 inline float first(VecF a) { return a.lane[0]; }
-// Adds one to the lanes in `m`.
-inline VecI increment(Mask m, VecI a) {
-  return map_i([&](int i) { return a.lane[i] + ((m >> i) & 1); });
+// Adds b to the lanes in `m`.
+inline VecI add_where(Mask m, VecI a, VecI b) {
+  return map_i([&](int i) { return a.lane[i] + ((m >> i) & 1 ? b.lane[i] : 0); });
 }
 inline VecI add_i(VecI a, VecI b) {
   return map_i([&](int i) {

@@ -42,12 +42,25 @@ bool amx_usable() {
   return tile && int8 && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
+// Few rows leave most of a tile idle: vector products are faster then, and give the
+// same integers, hence the same bits.
+constexpr int kMinTileRows = 5;
+
+void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int first_split,
+                  int last_split, RowState state) {
+  if (rows.num_rows < kMinTileRows) {
+    avx512_kernels().attend(args, rows, first_split, last_split, state);
+  } else {
+    attend_entry(args, rows, first_split, last_split, state);
+  }
+}
+
 }  // namespace
 
 const KernelTable& amx_kernels() {
   static const KernelTable table = {
       "amx",       [] { return avx512_kernels().supported() && amx_usable(); },
-      store_entry, attend_entry,
+      store_entry, attend_tiles,
       merge_entry, finish_entry,
   };
   return table;

@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real engine on real models. Everything in this directory is marked `e2e`."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from tests.e2e.harness import Engine
 
 HERE = Path(__file__).parent
 TEXT = (HERE.parent.parent / "LICENSE").read_text()
@@ -30,12 +27,3 @@ def gemma3() -> Path:
     from polykv_vllm.models import build_model
 
     return build_model("gemma3-270m")
-
-
-@pytest.fixture(scope="module")
-def engines() -> Iterator[list[Engine]]:
-    """Engines started in a module, stopped at its end."""
-    started: list[Engine] = []
-    yield started
-    for engine in started:
-        engine.stop()

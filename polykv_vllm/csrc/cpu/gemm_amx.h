@@ -6,14 +6,6 @@
 namespace polykv {
 namespace {
 
-constexpr int kSubRows = 16;
-
-struct GemmShape {
-  int rows;
-  int low_row;
-  int subtiles;
-};
-
 struct alignas(64) TilePalette {
   uint8_t palette = 1;
   uint8_t start_row = 0;

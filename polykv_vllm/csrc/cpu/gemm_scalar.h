@@ -6,16 +6,6 @@
 namespace polykv {
 namespace {
 
-constexpr int kSubRows = 16;  // rows that share a pass over the unpacked tile
-
-// The two int8 terms of 16-bit operands lie one after the other (row `high_rows`
-// begins the low term), so hardware with tall tiles can take them as one operand.
-struct GemmShape {
-  int rows;      // <= kSubRows
-  int low_row;   // row at which the low terms begin: rows if 2 * rows <= 16, else 16
-  int subtiles;  // 16-token groups with data
-};
-
 struct TileConfig {
   explicit TileConfig(int) {}
 };

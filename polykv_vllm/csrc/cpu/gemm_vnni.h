@@ -5,14 +5,6 @@
 namespace polykv {
 namespace {
 
-constexpr int kSubRows = 16;
-
-struct GemmShape {
-  int rows;
-  int low_row;
-  int subtiles;
-};
-
 struct TileConfig {
   explicit TileConfig(int) {}
 };

@@ -22,6 +22,7 @@
 #include "math-inl.h"
 #include "store-inl.h"
 #include "unpack_avx512.h"
+#include "gemm_shape.h"
 #include "gemm_amx.h"
 #include "softmax-inl.h"
 #include "attention-inl.h"

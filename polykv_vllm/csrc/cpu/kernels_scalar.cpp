@@ -14,6 +14,7 @@
 #include "math-inl.h"
 #include "store-inl.h"
 #include "unpack_scalar.h"
+#include "gemm_shape.h"
 #include "gemm_scalar.h"
 #include "softmax-inl.h"
 #include "attention-inl.h"

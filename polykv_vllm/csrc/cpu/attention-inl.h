@@ -255,7 +255,7 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
   const TileLayout layout(args.cache.format, D, args.cache.block_size);
   const TileReader<D> reader(args, layout, block);
   load_queries<D>(args, block, scratch);
-  const TileConfig config(block.num_rows);
+  const TileConfig config;
   int64_t begin = INT64_MAX, end = 0;
   for (int r = 0; r < block.num_rows; ++r) {
     begin = scratch.rows[r].begin < begin ? scratch.rows[r].begin : begin;

@@ -17,7 +17,7 @@ struct alignas(64) TilePalette {
 // Tiles 0-3 and 4-7 hold query rows and sums of up to 16 rows; the configuration lives
 // as long as one work item, since the kernel of the OS saves it at every switch.
 struct TileConfig {
-  explicit TileConfig(int) {
+  TileConfig() {
     TilePalette palette;
     for (int i = 0; i < 8; ++i) {
       palette.row_bytes[i] = 64;

@@ -7,7 +7,7 @@ namespace polykv {
 namespace {
 
 struct TileConfig {
-  explicit TileConfig(int) {}
+  TileConfig() {}
 };
 
 // scores[term][t] = sum_d keys[t][d] * query[term][d]; keys [subtile][D/4][16][4].

@@ -6,7 +6,7 @@ namespace polykv {
 namespace {
 
 struct TileConfig {
-  explicit TileConfig(int) {}
+  TileConfig() {}
 };
 
 inline __m512i broadcast4(const void* p) {
@@ -25,6 +25,18 @@ inline void for_each_index(std::integer_sequence<int, I...>, Fn fn) {
 template <int N, typename Fn>
 inline void unrolled(Fn fn) {
   for_each_index(std::make_integer_sequence<int, N>{}, fn);
+}
+
+// Calls fn(count, row) for six rows at a time and then for what is left of them; the
+// counts are constants.
+template <typename Fn>
+inline void by_rows(int rows, Fn fn) {
+  int row = 0;
+  for (; row + 6 <= rows; row += 6) fn(std::integral_constant<int, 6>{}, row);
+  unrolled<5>([&](auto i) {
+    constexpr int kCount = i + 1;
+    if (rows - row == kCount) fn(std::integral_constant<int, kCount>{}, row);
+  });
 }
 
 // Sums of R rows x C columns for both terms: 2 * R * C of the 32 registers.
@@ -91,23 +103,9 @@ template <int D>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
                     const uint8_t* const* keys, int32_t* scores,
                     Prefetcher& prefetcher) {
-  int row = 0;
-  for (; row + 6 <= shape.rows; row += 6)
-    qk_rows<D, 6>(shape, query, row, keys, scores, prefetcher);
-  switch (shape.rows - row) {
-    case 5:
-      return qk_rows<D, 5>(shape, query, row, keys, scores, prefetcher);
-    case 4:
-      return qk_rows<D, 4>(shape, query, row, keys, scores, prefetcher);
-    case 3:
-      return qk_rows<D, 3>(shape, query, row, keys, scores, prefetcher);
-    case 2:
-      return qk_rows<D, 2>(shape, query, row, keys, scores, prefetcher);
-    case 1:
-      return qk_rows<D, 1>(shape, query, row, keys, scores, prefetcher);
-    default:
-      return;
-  }
+  by_rows(shape.rows, [&](auto count, int row) {
+    qk_rows<D, count>(shape, query, row, keys, scores, prefetcher);
+  });
 }
 
 template <int D, int R>
@@ -147,23 +145,9 @@ inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
 template <int D>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
                     int32_t* acc, Prefetcher& prefetcher) {
-  int row = 0;
-  for (; row + 6 <= shape.rows; row += 6)
-    pv_rows<D, 6>(shape, prob, row, levels, acc, prefetcher);
-  switch (shape.rows - row) {
-    case 5:
-      return pv_rows<D, 5>(shape, prob, row, levels, acc, prefetcher);
-    case 4:
-      return pv_rows<D, 4>(shape, prob, row, levels, acc, prefetcher);
-    case 3:
-      return pv_rows<D, 3>(shape, prob, row, levels, acc, prefetcher);
-    case 2:
-      return pv_rows<D, 2>(shape, prob, row, levels, acc, prefetcher);
-    case 1:
-      return pv_rows<D, 1>(shape, prob, row, levels, acc, prefetcher);
-    default:
-      return;
-  }
+  by_rows(shape.rows, [&](auto count, int row) {
+    pv_rows<D, count>(shape, prob, row, levels, acc, prefetcher);
+  });
 }
 
 }  // namespace

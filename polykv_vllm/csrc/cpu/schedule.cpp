@@ -84,9 +84,10 @@ std::vector<Item> make_items(const AttentionArgs& args) {
 // Enough blocks for every thread: each folds its own splits.
 void attend_whole(const KernelTable& table, const AttentionArgs& args,
                   const std::vector<Item>& items, int threads) {
+  const int rows = max_rows(items);
 #pragma omp parallel num_threads(threads)
   {
-    StateBuffer buffer(max_rows(items), args.cache.head_dim);
+    StateBuffer buffer(rows, args.cache.head_dim);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = static_cast<int64_t>(items.size()) - 1; i >= 0; --i) {
       const Item& item = items[i];

@@ -23,6 +23,11 @@ class PolyKVConfig(BaseModel):
             "that this CPU has, reference computes in plain torch (slow, for checks)",
         )
     )
+    prefix_sharing: bool = Field(
+        default=True,
+        description="read cached blocks that several requests of a batch share once "
+        "for all of them; the results are the same bits either way",
+    )
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:
@@ -52,9 +57,16 @@ def parse_options(additional_config: Any) -> PolyKVConfig:
 def describe_options() -> str:
     """List the options with their allowed values."""
     return ", ".join(
-        f"{name} (one of {', '.join(get_args(field.annotation))})"
-        for name, field in PolyKVConfig.model_fields.items()
+        f"{name} (one of {', '.join(_choices(name))})"
+        for name in PolyKVConfig.model_fields
     )
+
+
+def _choices(name: str) -> list[str]:
+    annotation = PolyKVConfig.model_fields[name].annotation
+    if annotation is bool:
+        return ["true", "false"]
+    return [str(value) for value in get_args(annotation)]
 
 
 def _explain(error: Any) -> str:
@@ -62,5 +74,5 @@ def _explain(error: Any) -> str:
     where = f"additional_config[{OPTIONS_KEY!r}][{name!r}] = {error['input']!r}"
     if error["type"] == "extra_forbidden":
         return f"{where}: there is no such option; options: {describe_options()}"
-    allowed = ", ".join(map(repr, get_args(PolyKVConfig.model_fields[name].annotation)))
+    allowed = ", ".join(_choices(name))
     return f"{where}: not allowed; allowed: {allowed}"

@@ -20,7 +20,6 @@ struct Scratch {
   alignas(64) int8_t levels[kTileTokens * D];
   alignas(64) uint8_t keys[kTileTokens * D];  // 7-bit keys without their free bit
   SoftmaxBuffers softmax;
-  alignas(64) int32_t acc[2 * kSubRows * D];
   RowParams rows[kMaxRows];
   TileResult result;
   const uint8_t* key_tiles[kTileTokens / kSubtileTokens];
@@ -198,22 +197,20 @@ inline SubTile sub_tile(const RowBlock& block, const RowParams* params, int sub,
 
 template <int D>
 inline void score_tile(const SubTile& part, Scratch<D>& scratch) {
+  const ScoreSink sink{scratch.rows + part.sub * kSubRows, scratch.softmax};
+  sink.begin(part.shape.rows);
   gemm_qk<D>(part.shape, scratch.query[part.sub], scratch.key_tiles,
-             scratch.softmax.scores, scratch.softmax.prefetcher);
+             scratch.softmax.prefetcher, sink);
 }
 
 template <int D>
 inline void accumulate_tile(const SubTile& part, Scratch<D>& scratch, RowState split) {
-  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels, scratch.acc,
-             scratch.softmax.prefetcher);
-  const int32_t* high = scratch.acc;
-  const int32_t* low = scratch.acc + part.shape.low_row * D;
   const TileResult& result = scratch.result;
-  fold<D>(part.sub * kSubRows, part.shape.rows, part.valid, result.max, result.sum,
-          result.factor, split, [=](int r, int d) {
-            return to_float(add_i(shift_left<8>(load_i(high + r * D + d)),
-                                  load_i(low + r * D + d)));
-          });
+  const int first = part.sub * kSubRows;
+  const Fold fold = fold_sums(first, part.shape.rows, part.valid, result.max,
+                              result.sum, result.factor, split);
+  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels,
+             scratch.softmax.prefetcher, ValueSink<D>{fold, split.acc + first * D});
 }
 
 // One unpacked tile for all rows of the block. The next sub-block's scores are computed
@@ -231,9 +228,8 @@ inline void attend_tile(const RowBlock& block, int64_t tile_begin, int subtiles,
   if (count > 0) score_tile<D>(parts[0], scratch);
   for (int i = 0; i < count; ++i) {
     const SubTile& part = parts[i];
-    tile_softmax(part.shape.rows, part.shape.low_row, part.shape.subtiles,
-                 scratch.rows + part.sub * kSubRows, tile_begin, scratch.softmax,
-                 scratch.result);
+    tile_softmax(part.shape, scratch.rows + part.sub * kSubRows, tile_begin,
+                 scratch.softmax, scratch.result);
     if (i + 1 < count) score_tile<D>(parts[i + 1], scratch);
     accumulate_tile<D>(part, scratch, split);
   }
@@ -246,8 +242,15 @@ inline void merge_rows(int num_rows, RowState state, RowState part) {
     const int rows = num_rows - first < 16 ? num_rows - first : 16;
     uint32_t valid = 0;  // an empty part is neutral; a NaN sum is not empty
     for (int r = 0; r < rows; ++r) valid |= uint32_t(part.sum[first + r] != 0) << r;
-    fold<D>(first, rows, valid, part.max + first, part.sum + first, ones, state,
-            [=](int r, int d) { return load(part.acc + (first + r) * D + d); });
+    const Fold fold =
+        fold_sums(first, rows, valid, part.max + first, part.sum + first, ones, state);
+    for (int r = 0; r < rows; ++r) {
+      if (!(valid >> r & 1)) continue;
+      const int64_t row = (first + r) * D;
+      for (int d = 0; d < D; d += 16) {
+        fold_values(fold, r, state.acc + row + d, load(part.acc + row + d));
+      }
+    }
   }
 }
 

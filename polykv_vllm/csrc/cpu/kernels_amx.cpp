@@ -14,8 +14,9 @@
 #include "polykv/layout.h"
 
 #pragma GCC push_options
-#pragma GCC target( \
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,fma,avx2")
+#pragma GCC target(                                                                   \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8,fma," \
+    "avx2")
 // clang-format off: each file needs what the ones above it define
 #include "vec_avx512.h"
 #include "prefetch.h"

@@ -150,6 +150,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.fmt,
             self.scale,
             self.sliding_window,
+            forest=attn_metadata.forest,
             isa=self.isa,
         )
         self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)

@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import (
 )
 
 from polykv_vllm import ops
+from polykv_vllm.attention.sharing import SharingPlanner
 from polykv_vllm.config import parse_options
 
 
@@ -49,14 +50,16 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         vllm_config: Any,
         device: torch.device,
     ) -> None:
-        """Note what the prefix forest of this KV cache group depends on."""
+        """Prepare for the batches of one KV cache group."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        heads = vllm_config.model_config.get_num_attention_heads(
-            vllm_config.parallel_config
+        self._planner = SharingPlanner(
+            kv_cache_spec,
+            len(layer_names),
+            vllm_config.model_config.get_num_attention_heads(
+                vllm_config.parallel_config
+            ),
+            parse_options(vllm_config.additional_config).prefix_sharing,
         )
-        self._group = max(1, heads // kv_cache_spec.num_kv_heads)
-        self._window = getattr(kv_cache_spec, "sliding_window", None) or -1
-        self._shares = parse_options(vllm_config.additional_config).prefix_sharing
 
     def build(
         self,
@@ -83,19 +86,7 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping,
         )
-        return replace(metadata, forest=self._find_shared(metadata))
-
-    def _find_shared(self, metadata: PolyKVMetadata) -> ops.PrefixForest | None:
-        if not self._shares:
-            return None
-        return ops.build_prefix_forest(
-            metadata.block_table,
-            metadata.seq_lens,
-            metadata.query_start_loc,
-            self.kv_cache_spec.block_size,
-            self._group,
-            self._window,
-        )
+        return self._with_forest(metadata)
 
     def update_block_table(
         self,
@@ -108,4 +99,10 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         other = replace(
             metadata, block_table=blk_table[:num_reqs], slot_mapping=slot_mapping
         )
-        return replace(other, forest=self._find_shared(other))
+        return self._with_forest(other)
+
+    def _with_forest(self, metadata: PolyKVMetadata) -> PolyKVMetadata:
+        forest = self._planner.plan(
+            metadata.block_table, metadata.seq_lens, metadata.query_start_loc
+        )
+        return replace(metadata, forest=forest)

@@ -28,7 +28,7 @@ class BatchSharing:
         unshared_tokens: The others, by one of `UNSHARED_REASONS`.
         prefixes: Distinct cached prefixes with at least two readers.
         readers_max: Requests that read the most popular of them.
-        readers_mean: Mean of the requests that read each of them.
+        readers_mean: Requests that read a token of them, on average.
         physical_bytes: Compressed bytes of the distinct blocks in these prefixes, all
             layers of the group, as this worker holds them.
         logical_bytes: Bytes that the same tokens would take in 16 bits with a private

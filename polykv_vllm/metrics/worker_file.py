@@ -35,7 +35,6 @@ _HEADER_BYTES: Final = 64
 
 UNSHARED_REASONS: Final = (
     "no_other_reader",
-    "ragged_end",
     "own_chunk",
     "cost_rule",
     "switched_off",

@@ -80,6 +80,31 @@ def test_block_table_of_another_group(builder: Any) -> None:
     assert other.seq_lens is metadata.seq_lens
 
 
+@pytest.mark.parametrize("sharing", [True, False])
+def test_tells_the_metrics(sharing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polykv_vllm.attention import sharing as module
+    from polykv_vllm.metrics import Recorder, worker_file
+
+    recorder = Recorder(worker_file.private_figures())
+    batches: list[Any] = []
+    monkeypatch.setattr(module, "get_recorder", lambda: recorder)
+    monkeypatch.setattr(
+        Recorder, "record_batch", lambda self, batch, group: batches.append(batch)
+    )
+    make_builder(sharing).build(0, two_agents(400))
+    (batch,) = batches
+    assert batch.shared_tokens == (2 * 384 if sharing else 0)
+    assert batch.unshared_tokens == {
+        "no_other_reader": 2 * 15,
+        "own_chunk": 2,
+        "cost_rule": 0,
+    } | ({} if sharing else {"switched_off": 2 * 384})
+    assert batch.prefixes == batch.readers_max // 2 == int(sharing)
+    # One layer, 3 KV heads: bytes as stored, and 2 x 64 elements in 16 bits.
+    assert batch.physical_bytes == (384 * 3 * 128 if sharing else 0)
+    assert batch.logical_bytes == (2 * 384 * 3 * 128 * 2 if sharing else 0)
+
+
 def two_agents(seq_len: int) -> Any:
     """Two decodes over the same three blocks and one own block each."""
     batch = common()

@@ -11,7 +11,7 @@ from polykv_vllm.metrics import worker_file as wf
 
 BATCH = BatchSharing(
     shared_tokens=100,
-    unshared_tokens={"own_chunk": 3, "ragged_end": 20},
+    unshared_tokens={"own_chunk": 3, "cost_rule": 20},
     prefixes=2,
     readers_max=5,
     readers_mean=3.5,
@@ -33,8 +33,8 @@ def test_tokens_add_up_and_gauges_are_the_latest(figures: wf.Figures) -> None:
     recorder.record_batch(BatchSharing(unshared_tokens={"own_chunk": 4}))
     assert figures[wf.SHARED_TOKENS] == 200
     found = {reason: figures[i] for reason, i in wf.UNSHARED_TOKENS.items()}
-    rest = {"no_other_reader": 0, "cost_rule": 0, "switched_off": 0}
-    assert found == {"own_chunk": 10, "ragged_end": 40, **rest}
+    rest = {"no_other_reader": 0, "switched_off": 0}
+    assert found == {"own_chunk": 10, "cost_rule": 40, **rest}
     assert figures[wf.FOREST_SECONDS] == 0.25
     assert list(figures[wf.GROUPS : wf.GROUPS + 5]) == [0, 0, 0, 0, 0]
 

@@ -28,6 +28,11 @@ class PolyKVConfig(BaseModel):
         description="read cached blocks that several requests of a batch share once "
         "for all of them; the results are the same bits either way",
     )
+    fast_arithmetic: bool = Field(
+        default=False,
+        description="round attention probabilities to 8 bits instead of 16: faster, "
+        "with a relative error of attention up to 1e-2 instead of 3e-3",
+    )
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:

@@ -48,6 +48,7 @@ class Batch:
         isa: str,
         num_threads: int = 1,
         forest: ops.PrefixForest | None = None,
+        fast: bool = False,
     ) -> torch.Tensor:
         """Return the output `[num_tokens, num_heads, head_dim]`."""
         output = torch.full_like(self.query, torch.nan)
@@ -62,6 +63,7 @@ class Batch:
             self.scale,
             self.window,
             forest=forest,
+            fast=fast,
             isa=isa,
             num_threads=num_threads,
         )

@@ -70,6 +70,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.recorder = open_recorder(parallel.data_parallel_index, parallel.rank)
         self.recorder_layer = self.recorder.add_layer()
         options = parse_options(vllm_config.additional_config)
+        self.fast = options.fast_arithmetic
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
         logger.info_once(
             "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
@@ -151,6 +152,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.scale,
             self.sliding_window,
             forest=attn_metadata.forest,
+            fast=self.fast,
             isa=self.isa,
         )
         self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)

@@ -80,6 +80,7 @@ class AttentionArgs(ct.Structure):
         ("sliding_window", ct.c_int32),
         ("dtype", ct.c_int32),
         ("scale", ct.c_float),
+        ("fast", ct.c_int32),
         ("num_threads", ct.c_int32),
     ]
 

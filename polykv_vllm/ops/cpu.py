@@ -210,6 +210,7 @@ def _attend(
     scale: float,
     sliding_window: int,
     shared: tuple[torch.Tensor, torch.Tensor] | None,
+    fast: bool,
     num_threads: int,
 ) -> None:
     if query.dim() != 3:
@@ -266,6 +267,7 @@ def _attend(
         sliding_window,
         dtype,
         scale,
+        fast,
         num_threads,
     )
     _raise_if(kernel(ct.byref(args)))

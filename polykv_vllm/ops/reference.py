@@ -38,10 +38,11 @@ def attend(
     scale: float,
     sliding_window: int,
     shared: tuple[torch.Tensor, torch.Tensor] | None,
+    fast: bool,
     num_threads: int,
 ) -> None:
-    """See `ops.paged_attention`. What is shared is read again for every request."""
-    del shared, num_threads
+    """See `ops.paged_attention`. Shared blocks are read for every request anew."""
+    del shared, fast, num_threads
     _check(kv_cache, fmt, query.shape[-1])
     attention.paged_attention(
         query,

@@ -35,8 +35,9 @@ def server(
         yield server
 
 
-def complete(server: VllmServer, prompt: str, max_tokens: int) -> None:
-    body = {"model": "small", "prompt": prompt, "max_tokens": max_tokens}
+def complete(server: VllmServer, prompt: str, max_tokens: int, n: int = 1) -> None:
+    """Ask for `n` completions of one prompt: requests that share its whole blocks."""
+    body = {"model": "small", "prompt": prompt, "max_tokens": max_tokens, "n": n}
     request = urllib.request.Request(
         f"{server.base_url}/v1/completions",
         data=json.dumps(body | {"ignore_eos": True}).encode(),
@@ -86,6 +87,22 @@ def test_counters_follow_the_requests(server: VllmServer) -> None:
     # Thirty layers in a few steps of a small model: milliseconds, never minutes.
     assert 1e-4 < after["attention_seconds_total"] < 60
     assert before.keys() == between.keys() == after.keys()
+
+
+def test_counts_what_is_read_once_for_several(server: VllmServer) -> None:
+    before = figures(server)
+    complete(server, TEXT[:1200], max_tokens=8, n=3)
+    after = figures(server)
+    shared = after["attended_tokens_total"] - before["attended_tokens_total"]
+    # At least one tile of 128 tokens for three readers in most of eight decodes.
+    assert shared >= 5 * 3 * 128
+    assert shared % 128 == 0
+    # In the last step that shared, one of them may have ended.
+    readers = after["prefix_readers_mean"]
+    assert readers in (2, 3)
+    ratio = after["prefix_logical_bytes"] / after["prefix_physical_bytes"]
+    assert ratio == pytest.approx(readers * 256 / 92)  # 92 bytes instead of 256
+    assert after["forest_seconds_total"] > before["forest_seconds_total"]
 
 
 def test_the_directory_ends_with_the_server(server: VllmServer) -> None:

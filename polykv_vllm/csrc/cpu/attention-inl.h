@@ -203,20 +203,21 @@ inline void score_tile(const SubTile& part, Scratch<D>& scratch) {
              scratch.softmax.prefetcher, sink);
 }
 
-template <int D>
+template <int D, int kTerms>
 inline void accumulate_tile(const SubTile& part, Scratch<D>& scratch, RowState split) {
   const TileResult& result = scratch.result;
   const int first = part.sub * kSubRows;
   const Fold fold = fold_sums(first, part.shape.rows, part.valid, result.max,
                               result.sum, result.factor, split);
-  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels,
-             scratch.softmax.prefetcher, ValueSink<D>{fold, split.acc + first * D});
+  gemm_pv<D, kTerms>(part.shape, scratch.softmax.prob, scratch.levels,
+                     scratch.softmax.prefetcher,
+                     ValueSink<D>{fold, split.acc + first * D});
 }
 
 // One unpacked tile for all rows of the block. The next sub-block's scores are computed
 // between a sub-block's softmax and its PV: tile loads cannot take data from stores
 // that are still in flight, and this gives them time.
-template <int D>
+template <int D, int kTerms>
 inline void attend_tile(const RowBlock& block, int64_t tile_begin, int subtiles,
                         Scratch<D>& scratch, RowState split) {
   SubTile parts[kMaxRows / kSubRows];
@@ -228,10 +229,10 @@ inline void attend_tile(const RowBlock& block, int64_t tile_begin, int subtiles,
   if (count > 0) score_tile<D>(parts[0], scratch);
   for (int i = 0; i < count; ++i) {
     const SubTile& part = parts[i];
-    tile_softmax(part.shape, scratch.rows + part.sub * kSubRows, tile_begin,
-                 scratch.softmax, scratch.result);
+    tile_softmax<kTerms>(part.shape, scratch.rows + part.sub * kSubRows, tile_begin,
+                         scratch.softmax, scratch.result);
     if (i + 1 < count) score_tile<D>(parts[i + 1], scratch);
-    accumulate_tile<D>(part, scratch, split);
+    accumulate_tile<D, kTerms>(part, scratch, split);
   }
 }
 
@@ -282,13 +283,14 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
   // With many rows the products take longer than the memory, and the blocks of rows
   // before this one have left the tiles in the cache.
   const int64_t fetch_end = block.num_rows <= kSubRows ? end : 0;
+  const auto attend = args.fast ? attend_tile<D, 1> : attend_tile<D, 2>;
   for (int64_t tile = begin / kTileTokens; tile * kTileTokens < end; ++tile) {
     const int64_t tile_begin = tile * kTileTokens;
     const int64_t left = end - tile_begin;
     const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
     const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
     load_tile<D>(reader, tile_begin, subtiles, fetch_end, scratch);
-    attend_tile<D>(block, tile_begin, subtiles, scratch, split);
+    attend(block, tile_begin, subtiles, scratch, split);
     if ((tile + 1) % kSplitTiles == 0) {
       merge_rows<D>(block.num_rows, total, split);
       reset<D>(block.num_rows, split);

@@ -145,17 +145,18 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
 }
 
 // Sums over 64 tokens at a time; the caller zeroes what lies between the last subtile
-// and the next multiple of 64 tokens in `prob`. Both terms of up to 8 rows.
-template <int D, typename Sink>
-inline void pv_stacked(const GemmShape& shape, const uint8_t* prob,
-                       const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
+// and the next multiple of 64 tokens in `prob`. One left operand: both terms of up to 8
+// rows, or one term of up to 16.
+template <int D, int kTerms, typename Sink>
+inline void pv_one_operand(const GemmShape& shape, const uint8_t* prob,
+                           const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
   TileStage stage;
   int dim = 0;
   const auto drain = [&](int32_t (*tiles)[256]) {
     for (int i = 0; i < 4; ++i, dim += 16) {
       for (int r = 0; r < shape.rows; ++r) {
         sink(r, dim, load_i(tiles[i] + r * 16),
-             load_i(tiles[i] + (r + shape.low_row) * 16));
+             kTerms == 2 ? load_i(tiles[i] + (r + shape.low_row) * 16) : set1_i(0));
       }
     }
   };
@@ -226,13 +227,13 @@ inline void pv_two_terms(const GemmShape& shape, const uint8_t* prob,
   stage.finish(drain);
 }
 
-template <int D, typename Sink>
+template <int D, int kTerms, typename Sink>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
                     Prefetcher& prefetcher, Sink sink) {
-  if (shape.low_row == kSubRows) {
+  if (kTerms == 2 && shape.low_row == kSubRows) {
     pv_two_terms<D>(shape, prob, levels, prefetcher, sink);
   } else {
-    pv_stacked<D>(shape, prob, levels, prefetcher, sink);
+    pv_one_operand<D, kTerms>(shape, prob, levels, prefetcher, sink);
   }
 }
 

@@ -45,7 +45,7 @@ inline VecI group_values(const uint8_t* prob, const int8_t* levels, int tokens) 
   return sum;
 }
 
-template <int D, typename Sink>
+template <int D, int kTerms, typename Sink>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
                     Prefetcher&, Sink sink) {
   const int tokens = shape.subtiles * kSubtileTokens;
@@ -54,7 +54,7 @@ inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* l
     const uint8_t* low = high + shape.low_row * kTileTokens;
     for (int d = 0; d < D; d += 16) {
       sink(r, d, group_values<D>(high, levels + d * 4, tokens),
-           group_values<D>(low, levels + d * 4, tokens));
+           kTerms == 2 ? group_values<D>(low, levels + d * 4, tokens) : set1_i(0));
     }
   }
 }

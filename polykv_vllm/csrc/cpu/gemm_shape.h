@@ -7,8 +7,9 @@ namespace {
 
 constexpr int kSubRows = 16;  // rows that share a pass over the unpacked tile
 
-// The two int8 terms of 16-bit operands lie one after the other (row `high_rows`
-// begins the low term), so hardware with tall tiles can take them as one operand.
+// The two int8 terms of 16-bit operands lie one after the other (row `low_row` begins
+// the low term), so hardware with tall tiles can take them as one operand.
+// Probabilities of 8 bits are the high term alone; the low one is then zero.
 struct GemmShape {
   int rows;      // <= kSubRows
   int low_row;   // row at which the low terms begin: rows if 2 * rows <= 16, else 16

@@ -39,14 +39,16 @@ inline void by_rows(int rows, Fn fn) {
   });
 }
 
-// Sums of R rows x C columns for both terms: 2 * R * C of the 32 registers.
-template <int R, int C>
+// Sums of R rows x C columns for one or both terms: T * R * C of the 32 registers.
+template <int T, int R, int C>
 struct Accumulators {
-  __m512i high[R][C], low[R][C];
+  __m512i sum[T][R][C];
 
   void clear() {
-    unrolled<R>([&](auto r) {
-      unrolled<C>([&](auto c) { high[r][c] = low[r][c] = _mm512_setzero_si512(); });
+    unrolled<T>([&](auto t) {
+      unrolled<R>([&](auto r) {
+        unrolled<C>([&](auto c) { sum[t][r][c] = _mm512_setzero_si512(); });
+      });
     });
   }
 
@@ -54,16 +56,16 @@ struct Accumulators {
   // GCC 12 keep them on the stack throughout the loop before.
   template <typename Sink>
   void drain(int row, int first, Sink sink) const {
-    alignas(64) int32_t sums[2][R][C][16];
-    unrolled<R>([&](auto r) {
-      unrolled<C>([&](auto c) {
-        _mm512_store_si512(sums[0][r][c], high[r][c]);
-        _mm512_store_si512(sums[1][r][c], low[r][c]);
+    alignas(64) int32_t out[T][R][C][16];
+    unrolled<T>([&](auto t) {
+      unrolled<R>([&](auto r) {
+        unrolled<C>([&](auto c) { _mm512_store_si512(out[t][r][c], sum[t][r][c]); });
       });
     });
     for (int r = 0; r < R; ++r) {
       for (int c = 0; c < C; ++c) {
-        sink(row + r, first + c * 16, load_i(sums[0][r][c]), load_i(sums[1][r][c]));
+        sink(row + r, first + c * 16, load_i(out[0][r][c]),
+             T == 2 ? load_i(out[T - 1][r][c]) : set1_i(0));
       }
     }
   }
@@ -74,7 +76,7 @@ struct Accumulators {
 template <int D, int R, int S, typename Sink>
 inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const* keys,
                      int row, int token, Sink sink) {
-  Accumulators<R, S> acc;
+  Accumulators<2, R, S> acc;
   acc.clear();
   int groups = D / 4;
   // A trip count that GCC 12 knows makes it spill every sum in every step.
@@ -83,11 +85,12 @@ inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const
     __m512i key[S];
     unrolled<S>([&](auto s) { key[s] = _mm512_loadu_si512(keys[s] + g * 64); });
     unrolled<R>([&](auto r) {
-      const __m512i q_high = broadcast4(high + r * D + g * 4);
-      const __m512i q_low = broadcast4(low + r * D + g * 4);
+      const __m512i query[2] = {broadcast4(high + r * D + g * 4),
+                                broadcast4(low + r * D + g * 4)};
       unrolled<S>([&](auto s) {
-        acc.high[r][s] = _mm512_dpbusd_epi32(acc.high[r][s], key[s], q_high);
-        acc.low[r][s] = _mm512_dpbusd_epi32(acc.low[r][s], key[s], q_low);
+        unrolled<2>([&](auto t) {
+          acc.sum[t][r][s] = _mm512_dpbusd_epi32(acc.sum[t][r][s], key[s], query[t]);
+        });
       });
     });
   }
@@ -111,39 +114,40 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
   });
 }
 
-template <int D, int R, typename Sink>
+template <int D, int T, int R, typename Sink>
 inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
                     const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
-  constexpr int G = 2;  // groups of 16 dims per pass
+  constexpr int G = T == 1 ? 4 : 2;  // groups of 16 dims per pass
   const uint8_t* high = prob + row * kTileTokens;
   const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
   for (int group = 0; group < D / 16; group += G) {
     prefetcher.step();
-    Accumulators<R, G> sums;
-    sums.clear();
+    Accumulators<T, R, G> acc;
+    acc.clear();
     for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
       __m512i level[G];
       unrolled<G>([&](auto g) {
         level[g] = _mm512_load_si512(levels + quad * D * 4 + (group + g) * 64);
       });
       unrolled<R>([&](auto r) {
-        const __m512i p_high = broadcast4(high + r * kTileTokens + quad * 4);
-        const __m512i p_low = broadcast4(low + r * kTileTokens + quad * 4);
-        unrolled<G>([&](auto g) {
-          sums.high[r][g] = _mm512_dpbusd_epi32(sums.high[r][g], p_high, level[g]);
-          sums.low[r][g] = _mm512_dpbusd_epi32(sums.low[r][g], p_low, level[g]);
+        unrolled<T>([&](auto t) {
+          const __m512i p =
+              broadcast4((t == 0 ? high : low) + r * kTileTokens + quad * 4);
+          unrolled<G>([&](auto g) {
+            acc.sum[t][r][g] = _mm512_dpbusd_epi32(acc.sum[t][r][g], p, level[g]);
+          });
         });
       });
     }
-    sums.drain(row, group * 16, sink);
+    acc.drain(row, group * 16, sink);
   }
 }
 
-template <int D, typename Sink>
+template <int D, int kTerms, typename Sink>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
                     Prefetcher& prefetcher, Sink sink) {
   by_rows(shape.rows, [&](auto count, int row) {
-    pv_rows<D, count>(shape, prob, row, levels, prefetcher, sink);
+    pv_rows<D, kTerms, count>(shape, prob, row, levels, prefetcher, sink);
   });
 }
 

@@ -6,7 +6,12 @@
 namespace polykv {
 namespace {
 
-constexpr float kProbMax = 65535.0f;
+// Largest integer probability, of one byte or two, and the value of its unit's high
+// byte in units of the sums: they count the low byte.
+template <int kTerms>
+constexpr float kProbMax = kTerms == 2 ? 65535.0f : 255.0f;
+template <int kTerms>
+constexpr float kSumMax = kTerms == 2 ? 65535.0f : 255.0f * 256.0f;
 // Below this the reciprocal of the largest probability leaves fp32: such values
 // (norm under 2e-34) count as zero.
 constexpr float kProbTiny = 2e-34f;
@@ -106,8 +111,9 @@ inline void weigh(const float* value_scale, float scale, float minus_max,
   *top = largest;
 }
 
-// Rounds to 16 bits in units of 1/`unit` and splits them into two bytes; zeros up to
-// the next multiple of 64 tokens.
+// Rounds to 16 bits in units of 1/`unit` and splits them into two bytes, or rounds to 8
+// bits; zeros up to the next multiple of 64 tokens.
+template <int kTerms>
 inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
                           uint8_t* low) {
   const VecF unit_v = set1(unit);
@@ -116,14 +122,18 @@ inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
   for (int t = 0; t < padded * 16; t += 64) {
     const VecF p[4] = {load(x + t), load(x + t + 16), load(x + t + 32),
                        load(x + t + 48)};
-    store_u16_split(high + t, low + t, p, unit_v);
+    if constexpr (kTerms == 2) {
+      store_u16_split(high + t, low + t, p, unit_v);
+    } else {
+      store_u8(high + t, p, unit_v);
+    }
   }
 }
 
 // Scores of `rows` rows -> probabilities, row by row in sweeps, so that the reductions
 // of all rows run side by side. kSubtiles is their number if the tile is whole, so
 // that the loops over it unroll; else 0.
-template <int kSubtiles>
+template <int kSubtiles, int kTerms>
 inline void softmax_rows(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
@@ -158,24 +168,26 @@ inline void softmax_rows(const GemmShape& shape, const RowParams* params,
   store(result.sum, reduce_add_rows(lanes));
   const VecF prob_max = reduce_max_rows(tops);
   const Mask usable = greater(prob_max, set1(kProbTiny));
-  store(unit, select(usable, div(set1(kProbMax), prob_max), set1(0.0f)));
-  store(result.factor, select(usable, mul(prob_max, set1(1 / kProbMax)), set1(0.0f)));
+  store(unit, select(usable, div(set1(kProbMax<kTerms>), prob_max), set1(0.0f)));
+  store(result.factor,
+        select(usable, mul(prob_max, set1(1 / kSumMax<kTerms>)), set1(0.0f)));
   for (int r = 0; r < shape.rows; ++r) {
     buffers.prefetcher.step();
-    quantize_prob(buffers.x + r * kTileTokens, unit[r], subtiles,
-                  buffers.prob + r * kTileTokens,
-                  buffers.prob + (r + shape.low_row) * kTileTokens);
+    quantize_prob<kTerms>(buffers.x + r * kTileTokens, unit[r], subtiles,
+                          buffers.prob + r * kTileTokens,
+                          buffers.prob + (r + shape.low_row) * kTileTokens);
   }
 }
 
+template <int kTerms>
 inline void tile_softmax(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
   constexpr int kWhole = kTileTokens / kSubtileTokens;
   if (shape.subtiles == kWhole) {
-    softmax_rows<kWhole>(shape, params, tile_begin, buffers, result);
+    softmax_rows<kWhole, kTerms>(shape, params, tile_begin, buffers, result);
   } else {
-    softmax_rows<0>(shape, params, tile_begin, buffers, result);
+    softmax_rows<0, kTerms>(shape, params, tile_begin, buffers, result);
   }
 }
 

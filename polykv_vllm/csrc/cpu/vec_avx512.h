@@ -116,6 +116,13 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF u
                       _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(l, bytes)));
 #endif
 }
+inline void store_u8(uint8_t* out, const VecF x[4], VecF unit) {
+  const __m512 magic = _mm512_set1_ps(8388608.0f);
+  for (int i = 0; i < 4; ++i) {
+    const __m512i p = _mm512_castps_si512(_mm512_fmadd_ps(x[i], unit, magic));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out + i * 16), _mm512_cvtepi32_epi8(p));
+  }
+}
 inline void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }

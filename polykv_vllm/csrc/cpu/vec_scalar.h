@@ -190,6 +190,13 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF u
     low[i] = static_cast<uint8_t>(bits);
   }
 }
+// The same of 64 numbers in 0..255, in one byte each.
+inline void store_u8(uint8_t* out, const VecF x[4], VecF unit) {
+  for (int i = 0; i < 64; ++i) {
+    const float sum = std::fma(x[i / 16].lane[i % 16], unit.lane[0], 8388608.0f);
+    out[i] = static_cast<uint8_t>(bits_of(sum));
+  }
+}
 inline void prefetch(const void*) {}
 
 }  // namespace

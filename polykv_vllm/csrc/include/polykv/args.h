@@ -71,6 +71,7 @@ struct AttentionArgs {
   int32_t sliding_window;  // keys a query sees, itself included; <= 0: all
   DType dtype;
   float scale;
+  int32_t fast;  // 1: probabilities in 8 bits, not 16
   int32_t num_threads;
 };
 

@@ -28,6 +28,11 @@ class PolyKVConfig(BaseModel):
         description="read cached blocks that several requests of a batch share once "
         "for all of them; the results are the same bits either way",
     )
+    single_copy: bool = Field(
+        default=True,
+        description="keep one physical copy of a prompt's blocks also when requests "
+        "that share them arrive together: one computes them, the others wait for it",
+    )
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:

@@ -35,6 +35,10 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
         from polykv_vllm.attention.validate import prepare_vllm_config
 
         prepare_vllm_config(vllm_config)
+        from polykv_vllm.config import parse_options
+        from polykv_vllm.pool.selection import select_scheduler
+
+        select_scheduler(vllm_config, parse_options(vllm_config.additional_config))
         return vllm_config
 
     return create_engine_config

@@ -7,7 +7,8 @@ images), so equal hashes at one index mean equal hashes at all smaller ones.
 
 A follower waits only for blocks that a running request has yet to compute. The leader
 is scheduled before it in every step and is at least as far, so waiting never takes
-more steps than computing the same blocks would.
+more steps than computing the same blocks would. Where the tokens of one request per
+step are capped, the leader also computes the followers' share for them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -92,3 +93,36 @@ def find_wait(
         if leader.num_cached < shared and num_hit(leader.num_cached) < shared:
             return Wait(leader, shared)
     return None
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a leader may compute on behalf of those that wait for it.
+
+    Attributes:
+        num_followers: Requests that waited in the last step.
+        end: Number of tokens, from the first one on, that they wait for.
+
+    """
+
+    num_followers: int
+    end: int
+
+    def joined_by(self, end: int) -> "Share":
+        """Return the share with one follower more."""
+        return Share(self.num_followers + 1, max(self.end, end))
+
+    def chunk(self, start: int, num_new_tokens: int, budget: int) -> int:
+        """Enlarge a leader's chunk.
+
+        Args:
+            start: Tokens that the leader has computed.
+            num_new_tokens: Its own chunk; each follower would have had one like it.
+            budget: Tokens left in this step.
+
+        Returns:
+            At least `num_new_tokens`.
+
+        """
+        wanted = num_new_tokens * (1 + self.num_followers)
+        return max(num_new_tokens, min(wanted, self.end - start, budget))

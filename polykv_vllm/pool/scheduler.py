@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's scheduler, with one physical copy of each block of a prompt.
 
-Two methods of vLLM's scheduler are extended, whose fingerprints `seams/scheduler.py`
+Three methods of vLLM's scheduler are extended, whose fingerprints `seams/scheduler.py`
 holds. What it does otherwise, in which order and with which budget, stays vLLM's.
 """
 
@@ -17,7 +17,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 from vllm.v1.request import Request
 
 from polykv_vllm.pool.duplicates import fold_duplicates
-from polykv_vllm.pool.leader import Leader, Wait, find_wait, num_usable
+from polykv_vllm.pool.leader import Leader, Share, Wait, find_wait, num_usable
 
 
 class SingleCopyScheduler(Scheduler):
@@ -32,6 +32,10 @@ class SingleCopyScheduler(Scheduler):
         self._leaders: list[Leader[Request]] = []
         self._num_running_seen = 0
         self._num_followers = 0
+        self._shares: dict[str, Share] = {}  # of the last step in which any waited
+        self._next_shares: dict[str, Share] = {}
+        self._was_asked = False
+        self._num_budgeted = 0
         self._folded: set[str] = set()
         self._untold: set[str] = set()
 
@@ -40,9 +44,47 @@ class SingleCopyScheduler(Scheduler):
         self._leaders.clear()
         self._num_running_seen = 0
         self._num_followers = 0
+        self._num_budgeted = 0
+        if self._was_asked:  # else the budget was used up: they still wait
+            self._shares, self._next_shares = self._next_shares, {}
+        self._was_asked = False
         if self._can_fold:
             self._fold_finished_prefills()
         return super().schedule(*args, **kwargs)
+
+    def _reserve_prefill_lookahead(
+        self, request: Request, num_computed_tokens: int, num_new_tokens: int
+    ) -> int:
+        """Let a leader compute the share of those that wait for it.
+
+        vLLM asks for each request when it has settled the tokens of its chunk, and
+        takes the answer from the step's budget.
+        """
+        share = self._shares.get(request.request_id)
+        if share is not None and not request.has_encoder_inputs:
+            num_new_tokens = share.chunk(
+                num_computed_tokens, num_new_tokens, self._budget()
+            )
+        num_new_tokens = super()._reserve_prefill_lookahead(
+            request, num_computed_tokens, num_new_tokens
+        )
+        self._num_budgeted += num_new_tokens + self._num_draft_slots()
+        return num_new_tokens
+
+    def _budget(self) -> int:
+        """Tokens that are left in this step for one request; never too many.
+
+        vLLM keeps the budget to itself. It is at least what this step started with
+        less all chunks so far, some of which may have been taken back.
+        """
+        num_tokens = min(
+            self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens
+        )
+        return num_tokens - self._num_budgeted - self._num_draft_slots()
+
+    def _num_draft_slots(self) -> int:
+        speculation = self.vllm_config.speculative_config
+        return speculation.max_num_new_slots_for_drafting if speculation else 0
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Hold a request back while another one computes what it needs.
@@ -50,6 +92,7 @@ class SingleCopyScheduler(Scheduler):
         vLLM asks before it looks for the request's blocks in the cache, after all
         running requests were scheduled, and in the order of the waiting queue.
         """
+        self._was_asked = True
         if not super()._handle_blocked_waiting_request(request):
             return False
         if not self._is_caching or request.num_computed_tokens > 0:
@@ -74,7 +117,13 @@ class SingleCopyScheduler(Scheduler):
             lambda known: self._num_hit(request, known),
             self._leaders,
         )
-        return wait is not None and self._keep_until(wait)
+        if wait is None or not self._keep_until(wait):
+            return False
+        leader = wait.leader.request.request_id
+        share = self._next_shares.get(leader, Share(0, 0))
+        end = wait.num_shared * self.hash_block_size
+        self._next_shares[leader] = share.joined_by(end)
+        return True
 
     def _update_leaders(self) -> None:
         """Add what has started to run; in the waiting phase `running` only grows."""

@@ -14,7 +14,11 @@ from polykv_vllm.seams import probe
 from polykv_vllm.seams.seam import Seam
 
 _TARGET = "vllm.v1.core.sched.scheduler:Scheduler"
-_EXTENDED = ("_handle_blocked_waiting_request", "_make_cached_request_data")
+_EXTENDED = (
+    "_handle_blocked_waiting_request",
+    "_make_cached_request_data",
+    "_reserve_prefill_lookahead",
+)
 _DUPLICATES = "vllm.v1.core.block_pool:BlockHashToBlockMap"
 
 
@@ -54,7 +58,7 @@ SEAM = Seam(
     target=_TARGET,
     why="requests that compute the same block at once each keep a copy of it",
     upstream="vllm#9668 (kept by design), vllm#44882 (RFC for external prefixes)",
-    expected=("7eca38e206b596a8 018c8e581e2c0bb3",),
+    expected=("7eca38e206b596a8 018c8e581e2c0bb3 91745fa648973f12",),
     remove_when="vLLM de-duplicates the blocks in its prefix cache",
     is_obsolete=_is_obsolete,
     change=Subclass(),

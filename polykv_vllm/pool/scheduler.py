@@ -62,9 +62,8 @@ class SingleCopyScheduler(Scheduler):
         """
         share = self._shares.get(request.request_id)
         if share is not None and not request.has_encoder_inputs:
-            num_new_tokens = share.chunk(
-                num_computed_tokens, num_new_tokens, self._budget()
-            )
+            budget = self._budget() - self._reserved(request, num_new_tokens)
+            num_new_tokens = share.chunk(num_computed_tokens, num_new_tokens, budget)
         num_new_tokens = super()._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )
@@ -81,6 +80,17 @@ class SingleCopyScheduler(Scheduler):
             self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens
         )
         return num_tokens - self._num_budgeted - self._num_draft_slots()
+
+    def _reserved(self, leader: Request, chunk: int) -> int:
+        """Tokens that go to requests which do not wait: those after the leader."""
+        waiting = sum(self.get_request_counts()) - len(self.running)
+        followers = sum(share.num_followers for share in self._shares.values())
+        reserved = max(waiting - followers, 0) * chunk
+        if leader in self.running:
+            for request in self.running[self.running.index(leader) + 1 :]:
+                missing = request.num_tokens_with_spec - request.num_computed_tokens
+                reserved += min(chunk, missing)
+        return reserved
 
     def _num_draft_slots(self) -> int:
         speculation = self.vllm_config.speculative_config

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-NUM_TOKENS = 3  # generated before the block tables are looked at
+NUM_TOKENS = 3  # generated, unless the case says otherwise
 
 
 def run_cases(
@@ -26,9 +26,12 @@ def run_cases(
     Args:
         model: The model's directory.
         options: Of vLLM's `EngineArgs`.
-        cases: For each name {"requests": [...], "stock": bool}. A request is
+        cases: For each name {"requests": [...]} and optionally "stock": vLLM's own
+            scheduler, "num_tokens": how many each request generates. A request is
             {"prompt": token ids} and optionally the steps "arrival" and "abort",
-            "priority", "sampling". "stock" runs vLLM's own scheduler.
+            "priority", "sampling", "salt". The case ends when each request that is
+            not aborted has its tokens; until then none of them is finished unless
+            "finish" is set.
 
     Returns:
         For each name what `_Steps.result` returns.
@@ -57,12 +60,15 @@ class _Steps:
         self.engine = engine
         self.core = engine.engine_core.engine_core
         self.requests: list[dict[str, Any]] = case["requests"]
+        self.num_tokens = case.get("num_tokens", NUM_TOKENS)
+        self.max_tokens = self.num_tokens if case.get("finish") else 200
         self.step = 0
         self.num_tokens_per_step: list[int] = []
         self.first_step: dict[str, int] = {}
         self.outputs: dict[str, Any] = {}
         self.num_scheduled: defaultdict[str, int] = defaultdict(int)
         self.num_preempted = 0
+        self.max_duplicates = 0
 
     def run(self) -> None:
         waiting = {str(i) for i, r in enumerate(self.requests) if "abort" not in r}
@@ -77,7 +83,7 @@ class _Steps:
                 self.outputs[output.request_id] = output
                 if tokens:
                     self.first_step.setdefault(output.request_id, self.step)
-                if len(tokens) >= NUM_TOKENS:
+                if len(tokens) >= self.num_tokens:
                     waiting.discard(output.request_id)
             self.step += 1
             assert self.step < 2000, f"no end for {waiting}"
@@ -87,14 +93,17 @@ class _Steps:
 
         sampling = {
             "temperature": 0.0,
-            "max_tokens": 200,
+            "max_tokens": self.max_tokens,
             "ignore_eos": True,
             "detokenize": False,
             "logprobs": 0,
         } | request.get("sampling", {})
+        prompt = {"prompt_token_ids": request["prompt"]}
+        if "salt" in request:
+            prompt["cache_salt"] = request["salt"]
         self.engine.add_request(
             name,
-            {"prompt_token_ids": request["prompt"]},
+            prompt,
             SamplingParams(**sampling),
             priority=request.get("priority", 0),
         )
@@ -110,6 +119,22 @@ class _Steps:
         self.num_preempted += len(output.preempted_req_ids or ())
         for name, num_tokens in output.num_scheduled_tokens.items():
             self.num_scheduled[name.split("-")[0]] += num_tokens
+        self.max_duplicates = max(self.max_duplicates, self._num_duplicates())
+
+    def _num_duplicates(self) -> int:
+        """Blocks of prompts beyond one for each hash, of requests that generate."""
+        scheduler = self.core.scheduler
+        blocks = {
+            block.block_id: block.block_hash
+            for request in scheduler.running
+            if request.num_output_tokens > 0
+            for manager in scheduler.kv_cache_manager.coordinator.single_type_managers
+            for block in manager.req_to_blocks[request.request_id][
+                : request.num_prompt_tokens // manager.block_size
+            ]
+            if block.block_hash is not None
+        }
+        return len(blocks) - len(set(blocks.values()))
 
     def tables(self) -> dict[str, list[list[int]]]:
         """Block ids of each request that runs, for each KV cache group."""
@@ -146,14 +171,16 @@ class _Steps:
             "scheduled": dict(self.num_scheduled),
             "tokens_per_step": self.num_tokens_per_step,
             "preempted": self.num_preempted,
+            "duplicates": self.max_duplicates,
             "tokens": {
-                n: list(self.outputs[n].outputs[0].token_ids)[:NUM_TOKENS] for n in live
+                n: list(self.outputs[n].outputs[0].token_ids)[: self.num_tokens]
+                for n in live
             },
             "logprobs": {
                 n: [
                     next(iter(entry.values())).logprob
                     for entry in self.outputs[n].outputs[0].logprobs
-                ][:NUM_TOKENS]
+                ][: self.num_tokens]
                 for n in live
             },
         }

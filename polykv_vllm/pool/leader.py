@@ -8,8 +8,8 @@ images), so equal hashes at one index mean equal hashes at all smaller ones.
 A follower waits only for blocks that a running request has yet to compute. The leader
 is scheduled before it in every step and is at least as far, so waiting never takes
 more steps than computing the same blocks would; only a leader that is aborted takes a
-part of a block with it. Where the tokens of one request per
-step are capped, the leader also computes the followers' share for them.
+part of a block with it. Where the tokens of one request per step are capped, the
+leader also computes the followers' share for them.
 """
 
 from collections.abc import Callable, Iterable, Sequence

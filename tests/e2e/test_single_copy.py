@@ -179,7 +179,7 @@ def test_preemption_priority_and_slots(model: Path) -> None:
     }
     tight = {
         "max_num_seqs": 4,
-        "num_gpu_blocks_override": 22,
+        "num_gpu_blocks_override": 19,
         "max_model_len": 512,
         "scheduling_policy": "priority",
     }

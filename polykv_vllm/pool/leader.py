@@ -113,17 +113,18 @@ class Share:
         """Return the share with one follower more."""
         return Share(self.num_followers + 1, max(self.end, end))
 
-    def chunk(self, start: int, num_new_tokens: int, budget: int) -> int:
+    def chunk(self, start: int, missing: int, own: int, budget: int) -> int:
         """Enlarge a leader's chunk.
 
         Args:
             start: Tokens that the leader has computed.
-            num_new_tokens: Its own chunk; each follower would have had one like it.
+            missing: Tokens that it has yet to compute.
+            own: Tokens of its own chunk; each follower would have had one like it.
             budget: Tokens left in this step.
 
         Returns:
-            At least `num_new_tokens`.
+            At least `own`.
 
         """
-        wanted = num_new_tokens * (1 + self.num_followers)
-        return max(num_new_tokens, min(wanted, self.end - start, budget))
+        helped = min(self.num_followers * own, max(self.end - start, 0))
+        return max(own, min(own + helped, missing, budget))

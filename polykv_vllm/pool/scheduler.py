@@ -63,7 +63,10 @@ class SingleCopyScheduler(Scheduler):
         share = self._shares.get(request.request_id)
         if share is not None and not request.has_encoder_inputs:
             budget = self._budget() - self._reserved(request, num_new_tokens)
-            num_new_tokens = share.chunk(num_computed_tokens, num_new_tokens, budget)
+            missing = request.num_tokens - num_computed_tokens
+            num_new_tokens = share.chunk(
+                num_computed_tokens, missing, num_new_tokens, budget
+            )
         num_new_tokens = super()._reserve_prefill_lookahead(
             request, num_computed_tokens, num_new_tokens
         )

@@ -77,21 +77,22 @@ def test_the_first_leader_that_is_ahead_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("followers", "end", "start", "chunk", "budget", "expected"),
+    ("followers", "end", "start", "missing", "budget", "expected"),
     [
-        (3, 100, 0, 10, 1000, 40),  # its own and three more
-        (3, 25, 0, 10, 1000, 25),  # not beyond what they wait for
-        (3, 100, 0, 10, 30, 30),  # not beyond the budget
-        (3, 100, 0, 10, 5, 10),  # its own is granted already
-        (3, 100, 98, 10, 1000, 10),
-        (3, 100, 200, 10, 1000, 10),
-        (0, 0, 0, 10, 1000, 10),
+        (3, 100, 0, 200, 1000, 40),  # its own ten and three times ten more
+        (3, 25, 0, 200, 1000, 35),  # no help beyond what they wait for
+        (3, 25, 0, 30, 1000, 30),  # not beyond its end
+        (3, 100, 0, 200, 30, 30),  # not beyond the budget
+        (3, 100, 0, 200, 5, 10),  # its own is granted already
+        (3, 100, 98, 200, 1000, 12),
+        (3, 100, 150, 200, 1000, 10),
+        (0, 0, 0, 200, 1000, 10),
     ],
 )
 def test_share(
-    followers: int, end: int, start: int, chunk: int, budget: int, expected: int
+    followers: int, end: int, start: int, missing: int, budget: int, expected: int
 ) -> None:
-    assert Share(followers, end).chunk(start, chunk, budget) == expected
+    assert Share(followers, end).chunk(start, missing, 10, budget) == expected
 
 
 def test_a_share_grows_with_its_followers() -> None:

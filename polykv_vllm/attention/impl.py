@@ -141,6 +141,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.fmt,
             self.scale,
             self.sliding_window,
+            forest=attn_metadata.forest,
             isa=self.isa,
         )
         return output

@@ -11,6 +11,9 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
+from polykv_vllm import ops
+from polykv_vllm.config import parse_options
+
 
 @dataclass
 class PolyKVMetadata(AttentionMetadata):
@@ -22,6 +25,7 @@ class PolyKVMetadata(AttentionMetadata):
         seq_lens: `[num_reqs]` int32, tokens in the cache, the query's included.
         block_table: `[num_reqs, max_num_blocks]` int32.
         slot_mapping: `[num_actual_tokens]` int64; -1 for padding.
+        forest: Blocks that several requests read; None where sharing is off.
 
     """
 
@@ -30,10 +34,11 @@ class PolyKVMetadata(AttentionMetadata):
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    forest: ops.PrefixForest | None = None
 
 
 class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
-    """Takes the metadata over from vLLM; the kernels plan their work themselves."""
+    """Takes the metadata over from vLLM and finds what the requests share."""
 
     supports_update_block_table = True
 
@@ -44,8 +49,14 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         vllm_config: Any,
         device: torch.device,
     ) -> None:
-        """Keep the arguments; vLLM requires each builder to define this."""
+        """Note what the prefix forest of this KV cache group depends on."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        heads = vllm_config.model_config.get_num_attention_heads(
+            vllm_config.parallel_config
+        )
+        self._group = max(1, heads // kv_cache_spec.num_kv_heads)
+        self._window = getattr(kv_cache_spec, "sliding_window", None) or -1
+        self._shares = parse_options(vllm_config.additional_config).prefix_sharing
 
     def build(
         self,
@@ -65,12 +76,25 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
                 "a polykv cache serves causal attention only; this batch is not causal"
             )
         num_reqs = common.num_reqs
-        return PolyKVMetadata(
+        metadata = PolyKVMetadata(
             num_actual_tokens=common.num_actual_tokens,
             query_start_loc=common.query_start_loc[: num_reqs + 1],
             seq_lens=common.seq_lens[:num_reqs],
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping,
+        )
+        return replace(metadata, forest=self._find_shared(metadata))
+
+    def _find_shared(self, metadata: PolyKVMetadata) -> ops.PrefixForest | None:
+        if not self._shares:
+            return None
+        return ops.build_prefix_forest(
+            metadata.block_table,
+            metadata.seq_lens,
+            metadata.query_start_loc,
+            self.kv_cache_spec.block_size,
+            self._group,
+            self._window,
         )
 
     def update_block_table(
@@ -81,6 +105,7 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
     ) -> PolyKVMetadata:
         """Return the metadata of another KV cache group for the same batch."""
         num_reqs = metadata.seq_lens.shape[0]
-        return replace(
+        other = replace(
             metadata, block_table=blk_table[:num_reqs], slot_mapping=slot_mapping
         )
+        return replace(other, forest=self._find_shared(other))

@@ -47,12 +47,12 @@ bool amx_usable() {
 // same integers, hence the same bits.
 constexpr int kMinTileRows = 5;
 
-void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int first_split,
-                  int last_split, RowState state) {
+void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int begin_tile,
+                  int end_tile, RowState total, RowState split) {
   if (rows.num_rows < kMinTileRows) {
-    avx512_kernels().attend(args, rows, first_split, last_split, state);
+    avx512_kernels().attend(args, rows, begin_tile, end_tile, total, split);
   } else {
-    attend_entry(args, rows, first_split, last_split, state);
+    attend_entry(args, rows, begin_tile, end_tile, total, split);
   }
 }
 

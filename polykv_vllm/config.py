@@ -33,6 +33,11 @@ class PolyKVConfig(BaseModel):
         description="round attention probabilities to 8 bits instead of 16: faster, "
         "with a relative error of attention up to 1e-2 instead of 3e-3",
     )
+    single_copy: bool = Field(
+        default=True,
+        description="keep one physical copy of a prompt's blocks also when requests "
+        "that share them arrive together: one computes them, the others wait for it",
+    )
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:

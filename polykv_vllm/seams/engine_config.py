@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks an engine configuration that asks for one of our dtypes, and opens metrics.
+"""Prepares an engine configuration that asks for one of our dtypes.
+
+It is checked, given our scheduler, and its metrics are opened.
 
 It runs in the front end, before any process is started or weight is loaded, so that
 a refusal is the last line the user sees. A configuration without our dtypes passes
@@ -33,11 +35,13 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
         require()
         vllm_config = original(self, *args, **kwargs)
         from polykv_vllm.attention.validate import prepare_vllm_config
+        from polykv_vllm.config import parse_options
+        from polykv_vllm.metrics import serving
+        from polykv_vllm.pool.selection import select_scheduler
 
         prepare_vllm_config(vllm_config)
+        select_scheduler(vllm_config, parse_options(vllm_config.additional_config))
         # Before the engine's processes start: they inherit where to write.
-        from polykv_vllm.metrics import serving
-
         serving.start(vllm_config)
         return vllm_config
 

@@ -10,6 +10,7 @@ from polykv_vllm.seams import (
     engine_config,
     kv_cache_dtype,
     metrics_registry,
+    scheduler,
 )
 from polykv_vllm.seams.seam import Seam, SeamState
 
@@ -25,6 +26,7 @@ SEAMS: tuple[Seam, ...] = (
     kv_cache_dtype.SEAM,
     attention_backend.SEAM,
     metrics_registry.SEAM,
+    scheduler.SEAM,
     GUARD,
 )
 

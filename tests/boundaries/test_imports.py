@@ -51,6 +51,14 @@ def test_formats_are_pure_python(module: str) -> None:
     assert ours == {"formats"}
 
 
+@pytest.mark.parametrize("module", ["leader", "duplicates"])
+def test_the_policy_of_the_pool_is_pure_python(module: str) -> None:
+    loaded = loaded_by(f"polykv_vllm.pool.{module}")
+    assert not {"torch", "vllm", "numpy"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"pool"}
+
+
 LOWER = modules_below("reference", "ops", "kernels")
 
 

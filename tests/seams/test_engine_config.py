@@ -125,6 +125,20 @@ def test_all_reasons_come_at_once(create: Any) -> None:
         assert part in str(error.value)
 
 
+def test_the_scheduler_is_named_for_our_dtypes_only(create: Any) -> None:
+    from vllm.utils.import_utils import resolve_obj_by_qualname
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    def scheduler(**options: Any) -> Any:
+        return create(LLAMA, **options).scheduler_config.scheduler_cls
+
+    assert issubclass(resolve_obj_by_qualname(scheduler()), Scheduler)
+    assert scheduler(kv_cache_dtype="auto") is None
+    assert scheduler(enable_prefix_caching=False) is None
+    assert scheduler(additional_config={"polykv": {"single_copy": False}}) is None
+    assert scheduler(scheduler_cls="own.Scheduler") == "own.Scheduler"
+
+
 @pytest.mark.parametrize("model", [MISTRAL, LLAMA | {"head_dim": 80}])
 def test_other_dtypes_are_not_our_business(create: Any, model: dict[str, Any]) -> None:
     wrong = {"polykv": {"window": 128}}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what the demo needs from vLLM's `/metrics`."""
+"""Reads vLLM's `/metrics`."""
 
 import re
 from dataclasses import dataclass
@@ -35,12 +35,37 @@ class CacheReport:
         capacity_tokens: Tokens it holds.
         memory_bytes: Its size.
         block_size: Tokens of a block.
+        num_blocks: Blocks, one of which vLLM keeps for itself.
 
     """
 
     capacity_tokens: int
     memory_bytes: int
     block_size: int
+    num_blocks: int
+
+    @property
+    def block_bytes(self) -> float:
+        """Bytes of one block in all layers."""
+        return self.memory_bytes / self.num_blocks
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """What the engine is doing at one moment.
+
+    Attributes:
+        running: Requests in the batch.
+        waiting: Requests that are not.
+        cache_usage: Share of the blocks, 0..1, that running requests hold.
+        preemptions: Since the start.
+
+    """
+
+    running: int
+    waiting: int
+    cache_usage: float
+    preemptions: int
 
 
 def prefix_counters(metrics: str) -> PrefixCounters:
@@ -63,8 +88,19 @@ def cache_report(metrics: str) -> CacheReport:
             capacity_tokens=int(labels["kv_cache_size_tokens"]),
             memory_bytes=int(labels["kv_cache_memory_bytes"]),
             block_size=int(labels["block_size"]),
+            num_blocks=int(labels["num_gpu_blocks"]),
         )
     raise LookupError("vLLM's /metrics has no vllm:cache_config_info")
+
+
+def engine_load(metrics: str) -> EngineLoad:
+    """Return how many requests run and wait, and what they hold."""
+    return EngineLoad(
+        running=int(_total(metrics, "vllm:num_requests_running")),
+        waiting=int(_total(metrics, "vllm:num_requests_waiting")),
+        cache_usage=_total(metrics, "vllm:kv_cache_usage_perc"),
+        preemptions=int(_total(metrics, "vllm:num_preemptions_total")),
+    )
 
 
 def _total(metrics: str, name: str) -> float:

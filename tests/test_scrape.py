@@ -3,7 +3,7 @@
 
 import pytest
 
-from polykv_vllm.demo.metrics import (
+from polykv_vllm.scrape import (
     CacheReport,
     PrefixCounters,
     cache_report,

@@ -2,12 +2,15 @@
 """A `vllm serve` child process that never outlives its owner.
 
 The server leads a process group of its own, which is what is stopped in the end: the
-API server, the engine core and its workers are all in it.
+API server, the engine core and its workers are all in it. It stays in its owner's
+session: only there does the kernel wake a paused group whose owner was killed (SIGHUP,
+then SIGCONT), so that not even a paused server is left behind.
 """
 
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +19,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -27,6 +30,7 @@ _TERMINATE_TIMEOUT_S = 15.0
 _KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.25
 _LOG_TAIL_LINES = 25
+_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): .+")
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 # What vLLM's log says, and what a person is told while it is the latest of these.
@@ -50,14 +54,27 @@ class VllmServer:
         arguments: What follows `vllm serve` on the command line, without host and
             port.
         log_path: Receives everything that the server prints.
+        environment: Variables for the server on top of this process's own.
+        port: Where it listens; None takes a free one.
+        cpus: Where its processes may run; None leaves this process's own.
 
     """
 
-    def __init__(self, arguments: Sequence[str], log_path: Path) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        log_path: Path,
+        environment: Mapping[str, str] | None = None,
+        port: int | None = None,
+        cpus: Iterable[int] | None = None,
+    ) -> None:
         self.log_path = log_path
-        self.port = _free_port()
+        self.port = _free_port() if port is None else port
         self.base_url = f"http://{HOST}:{self.port}"
+        self._port_was_asked_for = port is not None
         self._arguments = list(arguments)
+        self._environment = dict(environment or {})
+        self._cpus = None if cpus is None else tuple(cpus)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -74,15 +91,26 @@ class VllmServer:
         return self._process.pid
 
     def __enter__(self) -> Self:
+        """Start the server; it is not ready yet.
+
+        Raises:
+            ServerError: The port that was asked for is in use.
+
+        """
+        if self._port_was_asked_for and not _can_bind(self.port):
+            raise ServerError(
+                f"port {self.port} of {HOST} is in use: choose another, or none for a "
+                "free one"
+            )
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 self.command,
-                env=_environment(),
+                env=_environment() | self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
+                process_group=0,
+                preexec_fn=self._prepare_child,
             )
         return self
 
@@ -112,7 +140,7 @@ class VllmServer:
         while not _answers(f"{self.base_url}/health"):
             if (code := self._process.poll()) is not None:
                 raise ServerError(
-                    f"vllm serve ended with exit {code}:\n{self.log_tail()}"
+                    f"vllm serve ended with exit {code}:\n{self._explanation()}"
                 )
             if time.monotonic() > deadline:
                 raise ServerError(
@@ -124,6 +152,20 @@ class VllmServer:
                 on_stage(stage)
             time.sleep(_POLL_S)
 
+    def pause(self) -> None:
+        """Let every process of the server stand still: an idle worker polls."""
+        _signal_group(self.process_group, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Undo `pause`; harmless otherwise."""
+        _signal_group(self.process_group, signal.SIGCONT)
+
+    def check_alive(self) -> None:
+        """Raise `ServerError` with the reason from its log if the server has ended."""
+        assert self._process is not None, "the server was not started"
+        if (code := self._process.poll()) is not None:
+            raise ServerError(f"vllm serve died, exit {code}:\n{self._explanation()}")
+
     def stop(self) -> None:
         """End every process of the server's group; return when none is left.
 
@@ -133,6 +175,7 @@ class VllmServer:
             return
         with _uninterrupted():
             _signal_group(self._process.pid, signal.SIGTERM)
+            _signal_group(self._process.pid, signal.SIGCONT)  # if it was paused
             if not self._group_ends_within(_TERMINATE_TIMEOUT_S):
                 _signal_group(self._process.pid, signal.SIGKILL)
                 self._group_ends_within(_KILL_TIMEOUT_S)
@@ -146,6 +189,19 @@ class VllmServer:
         """Return the last lines of the log."""
         lines = self.log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+    def _prepare_child(self) -> None:
+        _die_with_parent()
+        if self._cpus is not None:
+            os.sched_setaffinity(0, self._cpus)
+
+    def _explanation(self) -> str:
+        """Return the first error in the log, then its end: vLLM's last is never why."""
+        tail = self.log_tail()
+        for line in self.log_path.read_text(errors="replace").splitlines():
+            if (found := _ERROR.search(line)) and found[0] not in tail:
+                return f"{found[0]}\n...\n{tail}"
+        return tail
 
     def _stage(self) -> str:
         log = self.log_path.read_text(errors="replace")
@@ -215,6 +271,17 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def _can_bind(port: int) -> bool:
+    with socket.socket() as probe:
+        # As servers do: a port in TIME_WAIT is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def _answers(url: str) -> bool:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from polykv_vllm.demo import server as server_module
-from polykv_vllm.demo.server import ServerError, VllmServer, group_members
+from polykv_vllm import server as server_module
+from polykv_vllm.server import ServerError, VllmServer, group_members
 
 STAND_IN = """
 import http.server, signal, subprocess, sys, time
@@ -107,7 +107,7 @@ def test_signal_to_the_owner(tmp_path: Path, number: signal.Signals) -> None:
 import signal, sys, time
 from pathlib import Path
 from polykv_vllm.demo.run import _exit_on_signal
-from tests.demo.test_server import StandIn
+from tests.test_server import StandIn
 signal.signal(signal.SIGTERM, _exit_on_signal)
 with StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
     server.wait_until_healthy()

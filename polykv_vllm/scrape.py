@@ -44,11 +44,6 @@ class CacheReport:
     block_size: int
     num_blocks: int
 
-    @property
-    def block_bytes(self) -> float:
-        """Bytes of one block in all layers."""
-        return self.memory_bytes / self.num_blocks
-
 
 @dataclass(frozen=True)
 class EngineLoad:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from polykv_vllm.bench import environment, report
-from polykv_vllm.bench.arms import Arm
+from polykv_vllm.bench.arms import Arm, arm_named
 from polykv_vllm.bench.cpus import plan_cpus
 from polykv_vllm.bench.errors import BenchError
 from polykv_vllm.bench.pool import ServePlan
@@ -22,7 +22,9 @@ from polykv_vllm.bench.scenario import Scenario, load_scenario
 from polykv_vllm.bench.summary import collect
 from polykv_vllm.bench.workload import Workload, read_prompts
 from polykv_vllm.capacity import load_config
+from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import resolve_model
+from polykv_vllm.support import check_model
 
 _DOCUMENT_OUTPUT_TOKENS = 128
 
@@ -109,13 +111,30 @@ def prepare(
             f"{config.max_position_embeddings:,}: shorten shared_tokens, own_tokens, "
             "output_tokens or the prompts"
         )
+    # In whole blocks: the engine then counts the tokens of all blocks.
+    max_model_len = min(
+        -(-longest // scenario.block_size) * scenario.block_size,
+        config.max_position_embeddings,
+    )
     try:
         cpus = plan_cpus(scenario.threads)
     except ValueError as error:
         raise BenchError(str(error)) from error
     logs = output / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    return ServePlan(model, longest, cpus, logs, port), workload
+    per_token = {
+        name: expected_token_bytes(config, arm_named(name)) for name in scenario.arms
+    }
+    plan = ServePlan(model, max_model_len, cpus, per_token, logs, port)
+    return plan, workload
+
+
+def expected_token_bytes(config: Any, arm: Arm) -> int:
+    """Return the cache bytes of a token in all layers; 0 where it is not known."""
+    support = check_model(config, arm.cache_dtype)
+    if arm.cache_dtype in CACHE_DTYPES:
+        return support.bytes_per_token if support.ok else 0
+    return support.uncompressed_bytes_per_token(1 if arm.cache_dtype == "fp8" else 2)
 
 
 def _longest_request(scenario: Scenario, prompts: list[list[int]]) -> int:

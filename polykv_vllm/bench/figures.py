@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from polykv_vllm.scrape import PrefixCounters
+from polykv_vllm.capacity import capacity_tokens
+from polykv_vllm.scrape import CacheReport, PrefixCounters
 
 PERCENTILES = (50, 90, 99)
 
@@ -167,9 +168,26 @@ def share_of_possible(stock: float, ours: float, bound: float) -> float:
     return (1 / stock - 1 / ours) / possible if possible > 0 else math.nan
 
 
-def prefixes_per_gib(block_bytes: float, block_size: int, shared_tokens: int) -> int:
+def token_bytes(report: CacheReport, expected: int) -> float:
+    """Return the cache bytes of one token in all layers.
+
+    Args:
+        report: What the engine says; its blocks are whole, so that the quotient of
+            size and tokens is a little too large.
+        expected: From the model's config; taken if it explains the engine's blocks.
+
+    """
+    tokens = report.num_blocks * report.block_size
+    if expected and tokens == capacity_tokens(
+        report.memory_bytes, expected, report.block_size
+    ):
+        return expected
+    return report.memory_bytes / tokens
+
+
+def prefixes_per_gib(token_bytes: float, block_size: int, shared_tokens: int) -> int:
     """Return how many different prompts of `shared_tokens` stay cached in one GiB."""
-    blocks = int(2**30 // block_bytes)
+    blocks = int(2**30 // (token_bytes * block_size))
     return blocks // -(-shared_tokens // block_size)
 
 

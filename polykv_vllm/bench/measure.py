@@ -88,8 +88,7 @@ class Bench:
         block, so what is left of the blocks in use holds the document.
 
         Returns:
-            `blocks_in_use` and `document_bytes` by number of agents, and the sizes
-            that they follow from.
+            `blocks_in_use` and `document_blocks` by number of agents.
 
         """
         figure = self._scenario.memory_figure
@@ -110,11 +109,8 @@ class Bench:
             )
         return {
             "shared_tokens": figure.shared_tokens,
-            "block_bytes": report.block_bytes,
             "blocks_in_use": {str(n): used[n] for n in sorted(used)},
-            "document_bytes": {
-                str(n): (used[n] - n) * report.block_bytes for n in sorted(used)
-            },
+            "document_blocks": {str(n): used[n] - n for n in sorted(used)},
         }
 
     def _ramp(self, server: VllmServer, rate: float) -> dict[int, float]:

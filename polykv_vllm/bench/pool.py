@@ -10,7 +10,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ class ServePlan:
         model: What `vllm serve` takes.
         max_model_len: Tokens of the longest request.
         cpus: Where the engine computes, and where everything else runs.
+        token_bytes: {arm: cache bytes of a token in all layers}, from the config.
         folder: For the servers' logs.
         port: Of the first server, the next ones count up; None: any free ones.
 
@@ -44,6 +45,7 @@ class ServePlan:
     model: str
     max_model_len: int
     cpus: CpuPlan
+    token_bytes: Mapping[str, int]
     folder: Path
     port: int | None = None
 

@@ -96,9 +96,9 @@ def _what_counts(scenario: Scenario) -> dict[str, Any]:
 
 
 def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    flat = [{**record["scenario"], "model": record["model"]} for record in (earlier, now)]
-    keys = sorted(set(flat[0]) | set(flat[1]))
-    return [key for key in keys if flat[0].get(key) != flat[1].get(key)]
+    before, after = ({**r["scenario"], "model": r["model"]} for r in (earlier, now))
+    keys = sorted(set(before) | set(after))
+    return [key for key in keys if before.get(key) != after.get(key)]
 
 
 def _write(path: Path, record: dict[str, Any]) -> None:

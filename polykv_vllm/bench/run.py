@@ -14,16 +14,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from polykv_vllm.bench import environment
-from polykv_vllm.bench.arms import Arm, arm_named, cpu_has_amx
+from polykv_vllm.bench.arms import UNSHARED, Arm, arm_named, cpu_has_amx
 from polykv_vllm.bench.client import BenchClient
 from polykv_vllm.bench.errors import ArmError, BenchError, RunError
+from polykv_vllm.bench.figures import token_bytes
 from polykv_vllm.bench.measure import Bench
 from polykv_vllm.bench.pool import ServePlan, ServerPool
 from polykv_vllm.bench.progress import RunProgress
 from polykv_vllm.bench.results import DISTINCT, MEMORY, SPEED, ResultFolder, RunKey
 from polykv_vllm.bench.scenario import Case, Scenario
 from polykv_vllm.bench.workload import Workload
-from polykv_vllm.scrape import cache_report
+from polykv_vllm.scrape import CacheReport, cache_report
 from polykv_vllm.server import ServerError, VllmServer
 
 _MAX_TROUBLES = 2  # an arm whose server died this often is left alone
@@ -58,7 +59,7 @@ def jobs_of(scenario: Scenario, arms: list[Arm]) -> Iterator[Job]:
 
 def holds_its_own_bytes(arm: Arm) -> bool:
     """Whether an arm's memory can differ from that of the arms beside it."""
-    return not (arm.is_bound or arm.needs_amx)
+    return not (arm.is_bound or arm.needs_amx or arm.name.endswith(UNSHARED))
 
 
 def usable_arms(scenario: Scenario, console: Console) -> list[Arm]:
@@ -148,9 +149,13 @@ class Runner:
         return {
             **asdict(job.key),
             "figures": figures,
-            "cache": asdict(cache_report(server.metrics())),
+            "cache": self._cache_facts(job.arm, cache_report(server.metrics())),
             "environment": started,
         }
+
+    def _cache_facts(self, arm: Arm, report: CacheReport) -> dict[str, Any]:
+        expected = self.plan.token_bytes.get(arm.name, 0)
+        return {**asdict(report), "token_bytes": token_bytes(report, expected)}
 
     def _note(self, message: str) -> None:
         self.failures.append(message)

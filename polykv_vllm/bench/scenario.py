@@ -3,7 +3,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,6 +48,9 @@ class Distinct(_Strict):
     """How many agents with a document of their own run without preemption."""
 
     document_tokens: PositiveInt = 2048
+    at_least: float | None = Field(
+        default=None, gt=0, description="times stock's agents that polykv must run"
+    )
 
 
 class Bar(_Strict):
@@ -105,7 +107,7 @@ class Scenario(_Strict):
 
     def cases(self) -> list["Case"]:
         """Return the cases, the smallest first."""
-        lengths: list[int | None] = sorted(self.shared_tokens) or [None]
+        lengths: list[int | None] = [*sorted(self.shared_tokens)] or [None]
         return [Case(n, t) for t in lengths for n in sorted(self.agents)]
 
 
@@ -130,13 +132,14 @@ class Case:
 
 def shipped() -> dict[str, str]:
     """Return the scenarios of the package: name to what they are about."""
-    folder = files("polykv_vllm.bench") / "scenarios"
-    found = {}
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".yaml"):
-            about = yaml.safe_load(entry.read_text()).get("about", "")
-            found[entry.name.removesuffix(".yaml")] = about
-    return found
+    return {
+        path.stem: yaml.safe_load(path.read_text())["about"]
+        for path in sorted(_shipped_folder().glob("*.yaml"))
+    }
+
+
+def _shipped_folder() -> Path:
+    return Path(__file__).parent / "scenarios"
 
 
 def load_scenario(
@@ -154,20 +157,18 @@ def load_scenario(
 
     """
     path = Path(name_or_path)
-    if path.suffix in (".yaml", ".yml"):
-        try:
-            text = path.read_text()
-        except OSError as error:
-            raise BenchError(f"scenario {path}: {error.strerror}") from error
-    elif name_or_path in shipped():
-        name = f"{name_or_path}.yaml"
-        text = (files("polykv_vllm.bench") / "scenarios" / name).read_text()
-    else:
+    if name_or_path in shipped():
+        path = _shipped_folder() / f"{name_or_path}.yaml"
+    elif path.suffix not in (".yaml", ".yml"):
         raise BenchError(
             f"there is no scenario {name_or_path!r}; there are: "
             f"{', '.join(shipped())}, or a path to a .yaml file of yours"
         )
-    return parse_scenario(text, str(name_or_path), path.parent, overrides)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise BenchError(f"scenario {path}: {error.strerror}") from error
+    return parse_scenario(text, name_or_path, path.parent, overrides)
 
 
 def parse_scenario(
@@ -205,7 +206,7 @@ def _explain(error: Any) -> str:
 
 def _model_of(path: list[str]) -> type[BaseModel]:
     """Return the model whose keys stand below `path`."""
-    inner = {
+    inner: dict[str, type[BaseModel]] = {
         "nested": Nested,
         "memory_figure": MemoryFigure,
         "distinct": Distinct,

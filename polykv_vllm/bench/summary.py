@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from polykv_vllm.bench.arms import BOUND, Arm, arm_named
+from polykv_vllm.bench.arms import BOUND, Arm
 from polykv_vllm.bench.figures import (
     Spread,
     median_of,
@@ -102,11 +102,28 @@ class Summary:
             arms[over].decode, arms[arm].decode, arms[BOUND].decode
         )
 
+    def distinct_ratio(self, arm: str) -> float | None:
+        """Return how many times stock's agents with own documents an arm runs."""
+        if not {arm, "stock"} <= set(self.distinct):
+            return None
+        ours, stock = (self.distinct[n]["measured"] for n in (arm, "stock"))
+        return ours / stock if stock else None
+
     def resident_prefixes(self, arm: str, shared_tokens: int) -> int:
-        """Return how many prompts of `shared_tokens` one GiB of an arm's cache holds."""
+        """Return how many prompts of `shared_tokens` stay in one GiB of cache."""
         cache = self.caches[arm]
-        block_bytes = cache["memory_bytes"] / cache["num_blocks"]
-        return prefixes_per_gib(block_bytes, cache["block_size"], shared_tokens)
+        return prefixes_per_gib(
+            cache["token_bytes"], cache["block_size"], shared_tokens
+        )
+
+    def document_bytes(self, arm: str) -> dict[int, float]:
+        """Return the measured memory of the shared document by number of agents."""
+        figures, cache = self.memory[arm], self.caches[arm]
+        block_bytes = cache["token_bytes"] * cache["block_size"]
+        return {
+            int(n): blocks * block_bytes
+            for n, blocks in figures["document_blocks"].items()
+        }
 
 
 def collect(scenario: Scenario, arms: list[Arm], folder: ResultFolder) -> Summary:
@@ -134,9 +151,7 @@ def collect(scenario: Scenario, arms: list[Arm], folder: ResultFolder) -> Summar
     return summary
 
 
-def _find(
-    summary: Summary, folder: ResultFolder, key: RunKey
-) -> dict[str, Any] | None:
+def _find(summary: Summary, folder: ResultFolder, key: RunKey) -> dict[str, Any] | None:
     record = folder.find(key)
     if record is not None:
         summary.caches[key.arm] = record["cache"]

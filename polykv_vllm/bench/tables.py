@@ -11,10 +11,11 @@ from rich.table import Table as RichTable
 from polykv_vllm.bench.arms import BOUND
 from polykv_vllm.bench.figures import Spread
 from polykv_vllm.bench.measure import COLD, WARM
+from polykv_vllm.bench.scenario import Case
 from polykv_vllm.bench.summary import CaseArm, Summary
 
 BASELINES = ("stock", "stock-avx512")
-NONE = "–"
+NONE = "-"
 
 
 @dataclass
@@ -35,7 +36,7 @@ class Table:
     columns: list[str]
     words: int = 1
     rows: list[list[str]] = field(default_factory=list)
-    legend: list[str] = field(default_factory=list)
+    legend: str = ""
     groups: set[int] = field(default_factory=set)
 
     def markdown(self) -> str:
@@ -43,21 +44,23 @@ class Table:
         marks = ["---" if n < self.words else "---:" for n in range(len(self.columns))]
         lines = [self.columns, marks, *self.rows]
         body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-        legend = "".join(f"\n\n{line}" for line in self.legend)
+        legend = "".join(f"\n\n{line}" for line in self.legend.splitlines())
         return f"### {self.title}\n\n{body}{legend}\n"
 
     def print(self, console: Console) -> None:
         """Print the table."""
         table = RichTable(title=self.title, title_justify="left", box=box.ROUNDED)
         for number, heading in enumerate(self.columns):
-            justify = "left" if number < self.words else "right"
-            table.add_column(heading, justify=justify, no_wrap=number < self.words)
+            is_words = number < self.words
+            table.add_column(
+                heading, justify="left" if is_words else "right", no_wrap=is_words
+            )
         for number, row in enumerate(self.rows):
             if number in self.groups:
                 table.add_section()
             table.add_row(*map(escape, row))
         console.print(table)
-        for line in self.legend:
+        for line in self.legend.splitlines():
             console.print(f"[dim]{escape(line)}[/]", highlight=False)
 
 
@@ -80,14 +83,14 @@ def speed_table(summary: Summary) -> Table:
                 cells += _ratio_cells(summary, name, row, baseline)
             cells.append(spread(row.spread(WARM, "output_tokens_per_s")))
             table.rows.append([*cells, f"{row.hit_rate(WARM):.1%}"])
-    table.legend = [
+    table.legend = (
         "decode: all agents together, while all of them generate; output: from the "
         "first request to the last token; median (range) of "
-        f"{summary.scenario.repetitions} repetitions",
+        f"{summary.scenario.repetitions} repetitions\n"
         "x: decode over that arm's; bound: the most that any attention could reach, "
         "measured with one that costs nothing; of the gain: saved part of the time "
-        "between the two; hits: prompt tokens found in the prefix cache",
-    ]
+        "between the two; hits: prompt tokens found in the prefix cache"
+    )
     return table
 
 
@@ -111,6 +114,31 @@ def _ratio_cells(summary: Summary, case: str, row: CaseArm, over: str) -> list[s
         NONE if bound is None else f"{bound:.2f}x",
         NONE if share is None else f"{share:.0%}",
     ]
+
+
+def requirements_table(summary: Summary) -> Table:
+    """What the scenario requires of `polykv`, beside what was measured."""
+    table = Table(
+        "Requirements",
+        ["polykv over", "figure", "required", "measured", "met"],
+        words=2,
+    )
+    for bar in summary.scenario.bars:
+        name = Case(bar.agents, bar.shared_tokens).name
+        figure = f"decode, {bar.agents} agents, {bar.shared_tokens:,} shared"
+        measured = summary.ratio(name, "polykv", bar.over)
+        table.rows.append([bar.over, figure, *_verdict_cells(bar.at_least, measured)])
+    wanted = summary.scenario.distinct
+    if wanted is not None and wanted.at_least is not None:
+        figure = f"agents, {wanted.document_tokens:,}-token documents of their own"
+        measured = summary.distinct_ratio("polykv")
+        table.rows.append(["stock", figure, *_verdict_cells(wanted.at_least, measured)])
+    return table
+
+
+def _verdict_cells(required: float, measured: float | None) -> list[str]:
+    met = NONE if measured is None else "yes" if measured >= required else "NO"
+    return [f"{required:.2f}x", ratio(measured), met]
 
 
 def latency_table(summary: Summary) -> Table:
@@ -141,10 +169,10 @@ def latency_table(summary: Summary) -> Table:
                 values = row.percentiles(WARM, figure).values()
                 cells.append(" / ".join(map(number, values)))
             table.rows.append(cells)
-    table.legend = [
+    table.legend = (
         "TTFT: time to the first token, median of the agents, all of whom ask at once; "
-        "ITL: between two tokens; TPOT: mean per token after the first; warm",
-    ]
+        "ITL: between two tokens; TPOT: mean per token after the first; warm"
+    )
     return table
 
 
@@ -165,19 +193,18 @@ def capacity_table(summary: Summary) -> Table:
     for arm, cache in summary.caches.items():
         if arm == BOUND:
             continue
-        per_token = cache["memory_bytes"] / cache["num_blocks"] / cache["block_size"]
         capacity = cache["capacity_tokens"]
         gain = capacity / stock["capacity_tokens"] if stock else None
-        cells = [arm, f"{per_token:,.0f}", f"{capacity:,}", ratio(gain)]
+        cells = [arm, f"{cache['token_bytes']:,.0f}", f"{capacity:,}", ratio(gain)]
         if shared:
             cells.append(f"{summary.resident_prefixes(arm, shared):,}")
         if tokens:
             cells += _distinct_cells(summary, arm)
         table.rows.append(cells)
-    table.legend = ["tokens: what the engine reports; prefixes: computed from it"]
+    table.legend = "tokens: what the engine reports; prefixes: computed from it"
     if tokens:
-        table.legend.append(
-            "agents: with documents of their own, all running at once without "
+        table.legend += (
+            "\nagents: with documents of their own, all running at once without "
             "preemption; computed from the blocks, then tried with one agent more"
         )
     return table
@@ -186,8 +213,7 @@ def capacity_table(summary: Summary) -> Table:
 def _distinct_cells(summary: Summary, arm: str) -> list[str]:
     if (figures := summary.distinct.get(arm)) is None:
         return [NONE] * 3
-    stock = summary.distinct.get("stock")
-    gain = figures["measured"] / stock["measured"] if stock else None
+    gain = summary.distinct_ratio(arm)
     return [str(figures["computed"]), str(figures["measured"]), ratio(gain)]
 
 
@@ -204,16 +230,14 @@ def memory_table(summary: Summary) -> Table:
     for agents in memory_agents(summary):
         private = NONE if copy_bytes is None else mib(copy_bytes * agents)
         measured = [
-            mib(figures["document_bytes"][str(agents)])
-            if str(agents) in figures["document_bytes"]
-            else NONE
-            for figures in summary.memory.values()
+            mib(sizes[agents]) if agents in sizes else NONE
+            for sizes in map(summary.document_bytes, summary.memory)
         ]
         table.rows.append([str(agents), private, *measured])
-    table.legend = [
+    table.legend = (
         "measured: blocks that the engine holds while the agents run, less one block "
-        "for each agent's own tokens and answer",
-    ]
+        "for each agent's own tokens and answer"
+    )
     return table
 
 
@@ -223,15 +247,12 @@ def private_copy_bytes(summary: Summary) -> float | None:
     if stock is None:
         return None
     tokens = next(iter(summary.memory.values()))["shared_tokens"]
-    return float(
-        stock["memory_bytes"] / stock["num_blocks"] / stock["block_size"] * tokens
-    )
+    return float(stock["token_bytes"] * tokens)
 
 
 def memory_agents(summary: Summary) -> list[int]:
     """Return the numbers of agents that were measured in any arm."""
-    found = {int(n) for f in summary.memory.values() for n in f["document_bytes"]}
-    return sorted(found)
+    return sorted({n for arm in summary.memory for n in summary.document_bytes(arm)})
 
 
 def all_tables(summary: Summary) -> list[Table]:
@@ -239,6 +260,8 @@ def all_tables(summary: Summary) -> list[Table]:
     tables = []
     if any(summary.cases.values()):
         tables += [speed_table(summary), latency_table(summary)]
+    if (requirements := requirements_table(summary)).rows:
+        tables.append(requirements)
     if summary.caches:
         tables.append(capacity_table(summary))
     if summary.memory:
@@ -264,4 +287,4 @@ def ratio(value: float | None) -> str:
 
 def mib(value: float) -> str:
     """Return bytes as MiB."""
-    return f"{value / 2**20:.1f}"
+    return f"{value / 2**20:,.1f}"

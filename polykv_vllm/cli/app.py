@@ -125,8 +125,8 @@ def demo(
     """
     from polykv_vllm.cli.check import CheckError
     from polykv_vllm.demo.run import DemoOptions, run_demo
-    from polykv_vllm.server import ServerError
     from polykv_vllm.models import ModelBuildError
+    from polykv_vllm.server import ServerError
 
     options = DemoOptions(model, kv_cache_dtype, max_tokens, compare)
     try:

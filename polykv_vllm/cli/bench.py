@@ -45,6 +45,10 @@ def agents(
     threads: Annotated[
         int | None, typer.Option(help="Compute threads of the engine.", min=1)
     ] = None,
+    prompts_dir: Annotated[
+        Path | None,
+        typer.Option(help="Folder of agent prompts instead of synthetic ones."),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="Folder for results; default bench-results/SCENARIO."),
@@ -78,14 +82,17 @@ def agents(
         return
     given: dict[str, Any] = {
         "model": model,
-        "arms": arm,
+        "arms": arm or None,
         "repetitions": repetitions,
         "cache_mib": cache_mib,
         "threads": threads,
     }
+    if prompts_dir is not None:
+        given |= {"prompts_dir": prompts_dir.absolute(), "shared_tokens": []}
+        given |= {"groups": 1, "bars": []}
     options = AgentsOptions(
         scenario="quick" if quick else scenario,
-        overrides={key: value for key, value in given.items() if value},
+        overrides={key: value for key, value in given.items() if value is not None},
         output=output,
         port=port,
         fresh=fresh,

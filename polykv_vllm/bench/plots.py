@@ -75,7 +75,8 @@ def draw_throughput(summary: Summary) -> Figure:
     figure.suptitle(
         f"Decode throughput of all agents, {summary.scenario.model}\n"
         f"prefix caching on in every arm, "
-        f"{_count(summary.scenario.threads, 'compute thread')}",
+        f"{_count(summary.scenario.threads, 'compute thread')}; bound: attention "
+        "that costs nothing",
         fontsize=11,
     )
     return figure
@@ -116,12 +117,12 @@ def _label_ends(
     axes: Axes, ends: list[tuple[int, float, str]], rows: list[CaseArm]
 ) -> None:
     """Write each line's name at its end, moved apart where they would overlap."""
-    gap = 0.065 * (axes.get_ylim()[1] - axes.get_ylim()[0])
-    height = float("-inf")
-    for place, value, arm in sorted(ends, key=lambda end: end[1]):
-        height = max(value, height + gap)
+    gap = 0.062 * axes.get_ylim()[1]
+    ends = sorted(ends, key=lambda end: end[1])
+    heights = spread_apart([value for _, value, _ in ends], gap)
+    for (place, _, arm), height in zip(ends, heights, strict=True):
         axes.annotate(
-            "bound: attention costs nothing" if arm == BOUND else arm,
+            arm,
             (place, height),
             xytext=(7, 0),
             textcoords="offset points",
@@ -131,11 +132,33 @@ def _label_ends(
         )
 
 
+def spread_apart(values: list[float], gap: float) -> list[float]:
+    """Return `values` (ascending) moved as little as keeps them `gap` apart.
+
+    Values that are too close form a cluster around their mean.
+    """
+    clusters: list[list[float]] = []
+    for value in values:
+        clusters.append([value])
+        while len(clusters) > 1 and _top(clusters[-2], gap) > _top(
+            clusters[-1], gap
+        ) - gap * len(clusters[-1]):
+            clusters[-2:] = [clusters[-2] + clusters[-1]]
+    return [
+        _top(cluster, gap) - gap * (len(cluster) - 1 - n)
+        for cluster in clusters
+        for n in range(len(cluster))
+    ]
+
+
+def _top(cluster: list[float], gap: float) -> float:
+    """Return where the highest of a cluster lies."""
+    return sum(cluster) / len(cluster) + gap * (len(cluster) - 1) / 2
+
+
 def _throughput_bars(axes: Axes, rows: list[CaseArm]) -> None:
     rows = list(reversed(rows))
-    names = [
-        "bound: attention costs nothing" if r.arm.is_bound else r.arm.name for r in rows
-    ]
+    names = [r.arm.name for r in rows]
     spreads = [row.spread(WARM, "decode_tokens_per_s") for row in rows]
     bars = axes.barh(
         names,
@@ -197,7 +220,8 @@ def draw_memory(summary: Summary) -> Figure:
     axes.set_xlabel("agents that read it at once")
     axes.set_ylabel("MiB")
     axes.set_yscale("log")
-    axes.set_xlim(0.5, agents[-1] * 1.38)
+    axes.set_ylim(bottom=0.6 * axes.get_ylim()[0])
+    axes.set_xlim(0.5, agents[-1] * 1.45)
     axes.set_xticks(agents)
     _plain_log_ticks(axes)
     return figure

@@ -198,20 +198,15 @@ def draw_memory(summary: Summary) -> Figure:
             "private 16-bit\ncopies (computed)",
             "#6e6e6e",
         )
-    for arm in summary.memory:
-        measured = summary.document_bytes(arm)
+    for arms in _arms_of_equal_memory(summary):
+        measured = summary.document_bytes(arms[0])
         numbers = sorted(measured)
         sizes = [measured[n] / 2**20 for n in numbers]
-        color = _arm_color(arm, list(summary.memory))
+        color = _arm_color(arms[0], list(summary.memory))
         axes.plot(numbers, sizes, color=color, marker="o", markersize=4)
-        label = "vLLM's prefix cache" if arm == "stock" else arm
-        _name(
-            axes,
-            numbers[-1],
-            sizes[-1],
-            f"{label}: {sizes[-1]:.0f} MiB\n(measured)",
-            color,
-        )
+        names = ["vLLM's prefix cache" if arm == "stock" else arm for arm in arms]
+        label = f"{',\n'.join(names)}: {sizes[-1]:.0f} MiB\n(measured)"
+        _name(axes, numbers[-1], sizes[-1], label, color)
     tokens = next(iter(summary.memory.values()))["shared_tokens"]
     axes.set_title(
         f"Memory of one {tokens:,}-token document, {summary.scenario.model}",
@@ -225,6 +220,15 @@ def draw_memory(summary: Summary) -> Figure:
     axes.set_xticks(agents)
     _plain_log_ticks(axes)
     return figure
+
+
+def _arms_of_equal_memory(summary: Summary) -> list[list[str]]:
+    """Return the arms of the memory figure; those on the same line are together."""
+    lines: dict[tuple[float, ...], list[str]] = {}
+    for arm in summary.memory:
+        sizes = tuple(summary.document_bytes(arm).values())
+        lines.setdefault(sizes, []).append(arm)
+    return list(lines.values())
 
 
 def _plain_log_ticks(axes: Axes) -> None:
@@ -290,6 +294,7 @@ def _name(axes: Axes, x: float, y: float, text: str, color: str) -> None:
         va="center",
         fontsize=9,
         color=color,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
     )
 
 

@@ -69,6 +69,9 @@ def _row_record(summary: Summary, case: str, row: CaseArm) -> dict[str, Any]:
         "decode_over": {
             name: _finite(summary.ratio(case, row.arm.name, name)) for name in others
         },
+        "saved_of_attention_time": {
+            name: _finite(summary.possible(case, row.arm.name, name)) for name in others
+        },
         "hit_rate": {phase: row.hit_rate(phase) for phase in (COLD, WARM)},
         "cold": row.cold,
         "warm": row.warm,

@@ -89,9 +89,13 @@ class ResultFolder:
 
 
 def _what_counts(scenario: Scenario) -> dict[str, Any]:
-    """Return what makes runs comparable: neither the list of arms nor of cases."""
-    left_out = {"about", "arms", "agents", "shared_tokens", "repetitions", "bars"}
-    record: dict[str, Any] = json.loads(scenario.model_dump_json(exclude=left_out))
+    """Return what makes runs comparable.
+
+    Lists of arms and cases may grow, and requirements are no measurement.
+    """
+    left_out = ["about", "arms", "agents", "shared_tokens", "repetitions", "bars"]
+    exclude: Any = {**dict.fromkeys(left_out, True), "distinct": {"at_least": True}}
+    record: dict[str, Any] = json.loads(scenario.model_dump_json(exclude=exclude))
     return record
 
 

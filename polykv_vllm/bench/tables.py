@@ -16,6 +16,7 @@ from polykv_vllm.bench.summary import CaseArm, Summary
 
 BASELINES = ("stock", "stock-avx512")
 NONE = "-"
+CASE = "agents x shared"
 
 
 @dataclass
@@ -49,7 +50,9 @@ class Table:
 
     def print(self, console: Console) -> None:
         """Print the table."""
-        table = RichTable(title=self.title, title_justify="left", box=box.ROUNDED)
+        table = RichTable(
+            title=self.title, title_justify="left", title_style="bold", box=box.SIMPLE
+        )
         for number, heading in enumerate(self.columns):
             is_words = number < self.words
             table.add_column(
@@ -65,55 +68,82 @@ class Table:
 
 
 def speed_table(summary: Summary) -> Table:
-    """Throughput of all cases, beside each arm's ratio and the bound."""
+    """Decode throughput of all cases, beside each arm's ratio the bound."""
     baselines = [b for b in BASELINES if any(b in a for a in summary.cases.values())]
-    table = Table(
-        "Throughput, warm prefix cache",
-        ["agents", "shared", "arm", "decode tokens/s"],
-        words=3,
-    )
-    for baseline in baselines:
-        table.columns += [f"x {baseline}", "bound", "of the gain"]
-    table.columns += ["output tokens/s", "hits"]
+    table = Table("Decode throughput, warm prefix cache", [CASE, "arm", "tokens/s"], 2)
+    table.columns += [*(f"x {baseline} (bound)" for baseline in baselines), "hits"]
     for name, arms in summary.cases.items():
         table.groups.add(len(table.rows))
         for row in arms.values():
-            cells = [*_case_cells(row), spread(row.spread(WARM, "decode_tokens_per_s"))]
-            for baseline in baselines:
-                cells += _ratio_cells(summary, name, row, baseline)
-            cells.append(spread(row.spread(WARM, "output_tokens_per_s")))
-            table.rows.append([*cells, f"{row.hit_rate(WARM):.1%}"])
+            table.rows.append(
+                [
+                    *_case_cells(table, row),
+                    spread(row.spread(WARM, "decode_tokens_per_s")),
+                    *(_ratio_cell(summary, name, row, over) for over in baselines),
+                    f"{row.hit_rate(WARM):.1%}",
+                ]
+            )
     table.legend = (
-        "decode: all agents together, while all of them generate; output: from the "
-        "first request to the last token; median (range) of "
+        "tokens/s: all agents together, while all of them generate; median (range) of "
         f"{summary.scenario.repetitions} repetitions\n"
-        "x: decode over that arm's; bound: the most that any attention could reach, "
-        "measured with one that costs nothing; of the gain: saved part of the time "
-        "between the two; hits: prompt tokens found in the prefix cache"
+        "bound: the ratio with an attention that costs nothing, measured\n"
+        "hits: prompt tokens that came from the prefix cache"
     )
     return table
 
 
-def _case_cells(row: CaseArm) -> list[str]:
+def _case_cells(table: Table, row: CaseArm) -> list[str]:
+    """Return the cells of case and arm; the case stands in its first row only."""
     shared = "prompts" if row.shared_tokens is None else f"{row.shared_tokens:,}"
-    return [str(row.agents), shared, row.arm.name]
+    is_first = len(table.rows) in table.groups
+    return [f"{row.agents} x {shared}" if is_first else "", row.arm.name]
 
 
-def _ratio_cells(summary: Summary, case: str, row: CaseArm, over: str) -> list[str]:
-    """Return ratio, bound and share of the possible gain of one arm."""
+def _ratio_cell(summary: Summary, case: str, row: CaseArm, over: str) -> str:
     if row.arm.name == over:
-        return [NONE] * 3
-    ratio = summary.ratio(case, row.arm.name, over)
-    cell = NONE if ratio is None else f"{ratio:.2f}x"
-    if row.arm.name == BOUND:
-        return [NONE, cell, NONE]
+        return NONE
+    cell = ratio(summary.ratio(case, row.arm.name, over))
     bound = summary.ratio(case, BOUND, over)
-    share = summary.possible(case, row.arm.name, over)
-    return [
-        cell,
-        NONE if bound is None else f"{bound:.2f}x",
-        NONE if share is None else f"{share:.0%}",
-    ]
+    return cell if bound is None or row.arm.is_bound else f"{cell} ({bound:.2f}x)"
+
+
+def first_token_table(summary: Summary) -> Table:
+    """Times to the first token, cold and warm, and what came per second in all."""
+    table = Table("First token", [CASE, "arm"], 2)
+    table.columns += ["cold s", "hits", "warm s", "hits", "tokens/s"]
+    for arms in summary.cases.values():
+        table.groups.add(len(table.rows))
+        for row in arms.values():
+            cells = _case_cells(table, row)
+            for phase in (COLD, WARM):
+                cells.append(spread(row.spread(phase, "ttft_ms"), 1e-3))
+                cells.append(f"{row.hit_rate(phase):.1%}")
+            cells.append(spread(row.spread(WARM, "output_tokens_per_s")))
+            table.rows.append(cells)
+    table.legend = (
+        "cold, warm: time to the first token (TTFT), median of the agents, all of whom "
+        "ask at once\n"
+        "tokens/s: from the first request to the last token, warm"
+    )
+    return table
+
+
+def token_table(summary: Summary) -> Table:
+    """Times between tokens."""
+    table = Table("Next tokens, warm prefix cache, ms", [CASE, "arm"], 2)
+    table.columns += ["ITL p50", "p90", "p99", "TPOT p50", "p90", "p99", "hits"]
+    for arms in summary.cases.values():
+        table.groups.add(len(table.rows))
+        for row in arms.values():
+            cells = _case_cells(table, row)
+            for figure in ("itl_ms", "tpot_ms"):
+                cells += map(number, row.percentiles(WARM, figure).values())
+            table.rows.append([*cells, f"{row.hit_rate(WARM):.1%}"])
+    table.legend = (
+        "ITL: between two tokens, over all tokens; TPOT: mean of a request's tokens "
+        "after the first, over all agents; medians of the repetitions"
+    )
+    return table
 
 
 def requirements_table(summary: Summary) -> Table:
@@ -141,54 +171,18 @@ def _verdict_cells(required: float, measured: float | None) -> list[str]:
     return [f"{required:.2f}x", ratio(measured), met]
 
 
-def latency_table(summary: Summary) -> Table:
-    """Times to the first token and between tokens."""
-    table = Table(
-        "Latency, ms",
-        [
-            "agents",
-            "shared",
-            "arm",
-            "TTFT cold",
-            "hits cold",
-            "TTFT warm",
-            "hits warm",
-            "ITL p50 / p90 / p99",
-            "TPOT p50 / p90 / p99",
-        ],
-        words=3,
-    )
-    for arms in summary.cases.values():
-        table.groups.add(len(table.rows))
-        for row in arms.values():
-            cells = _case_cells(row)
-            for phase in (COLD, WARM):
-                cells.append(spread(row.spread(phase, "ttft_ms")))
-                cells.append(f"{row.hit_rate(phase):.1%}")
-            for figure in ("itl_ms", "tpot_ms"):
-                values = row.percentiles(WARM, figure).values()
-                cells.append(" / ".join(map(number, values)))
-            table.rows.append(cells)
-    table.legend = (
-        "TTFT: time to the first token, median of the agents, all of whom ask at once; "
-        "ITL: between two tokens; TPOT: mean per token after the first; warm"
-    )
-    return table
-
-
 def capacity_table(summary: Summary) -> Table:
     """What the same bytes hold."""
     tokens = summary.scenario.distinct
-    documents = f"{tokens.document_tokens:,}-token" if tokens else ""
     shared = max(summary.scenario.shared_tokens, default=0)
     table = Table(
         f"Cache of {summary.scenario.cache_mib:,} MiB",
-        ["arm", "bytes/token", "tokens", "x stock"],
+        ["arm", "B/token", "tokens", "x stock"],
     )
     if shared:
-        table.columns.append(f"{shared:,}-token prefixes/GiB")
+        table.columns.append("prefixes/GiB")
     if tokens:
-        table.columns += [f"agents, {documents} documents", "measured", "x stock"]
+        table.columns += ["agents", "measured", "x stock"]
     stock = summary.caches.get("stock")
     for arm, cache in summary.caches.items():
         if arm == BOUND:
@@ -201,11 +195,14 @@ def capacity_table(summary: Summary) -> Table:
         if tokens:
             cells += _distinct_cells(summary, arm)
         table.rows.append(cells)
-    table.legend = "tokens: what the engine reports; prefixes: computed from it"
+    table.legend = "tokens: what the engine reports"
+    if shared:
+        table.legend += f"\nprefixes: of {shared:,} tokens, whole blocks, computed"
     if tokens:
         table.legend += (
-            "\nagents: with documents of their own, all running at once without "
-            "preemption; computed from the blocks, then tried with one agent more"
+            f"\nagents: with {tokens.document_tokens:,}-token documents of their own, "
+            "all running at once without preemption; computed from the blocks, then "
+            "measured, with one agent more, too"
         )
     return table
 
@@ -222,7 +219,7 @@ def memory_table(summary: Summary) -> Table:
     tokens = next(iter(summary.memory.values()))["shared_tokens"]
     table = Table(
         f"Memory of one {tokens:,}-token document, MiB",
-        ["agents", "private 16-bit copies (computed)"],
+        ["agents", "private copies (computed)"],
         words=0,
     )
     table.columns += [f"{arm} (measured)" for arm in summary.memory]
@@ -235,6 +232,7 @@ def memory_table(summary: Summary) -> Table:
         ]
         table.rows.append([str(agents), private, *measured])
     table.legend = (
+        "private copies: 16 bits, one for each agent\n"
         "measured: blocks that the engine holds while the agents run, less one block "
         "for each agent's own tokens and answer"
     )
@@ -259,7 +257,8 @@ def all_tables(summary: Summary) -> list[Table]:
     """Return every table that has rows."""
     tables = []
     if any(summary.cases.values()):
-        tables += [speed_table(summary), latency_table(summary)]
+        tables += [speed_table(summary)]
+        tables += [first_token_table(summary), token_table(summary)]
     if (requirements := requirements_table(summary)).rows:
         tables.append(requirements)
     if summary.caches:
@@ -269,9 +268,12 @@ def all_tables(summary: Summary) -> list[Table]:
     return tables
 
 
-def spread(values: Spread) -> str:
-    """Return e.g. `114 (112-117)`."""
-    return f"{number(values.median)} ({number(values.low)}-{number(values.high)})"
+def spread(values: Spread, factor: float = 1.0) -> str:
+    """Return e.g. `114 (112-117)`, times `factor`; one number if there is no range."""
+    median, low, high = (
+        number(factor * value) for value in (values.median, values.low, values.high)
+    )
+    return median if low == high else f"{median} ({low}-{high})"
 
 
 def number(value: float) -> str:

@@ -67,7 +67,7 @@ def test_old_runs_are_reported_again(scenario_file: Path, tmp_path: Path) -> Non
     fill(tmp_path / "out")
     code, output = report_again(scenario_file, tmp_path / "out")
     assert code == 0, output
-    assert "Throughput, warm prefix cache" in output
+    assert "Decode throughput, warm prefix cache" in output
     assert "report.json, report.md" in output
 
 

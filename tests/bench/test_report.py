@@ -21,12 +21,24 @@ def test_tables_have_the_figures(tmp_path: Path) -> None:
     tables = {
         t.title: t.rows for t in all_tables(collect(SCENARIO, ARMS, fill(tmp_path)))
     }
-    rows = {tuple(r[:3]): r[3:] for r in tables["Throughput, warm prefix cache"]}
-    ours = rows[("15", "3,072", "polykv")]
-    assert ours[1:4] == ["1.60x", "2.00x", "75%"]
-    assert ours[-1] == "98.0%"
-    assert rows[("15", "3,072", "stock")][1:4] == [NONE] * 3
-    assert rows[("15", "3,072", "bound")][1:4] == [NONE, "2.00x", NONE]
+    speed = tables["Decode throughput, warm prefix cache"]
+    assert [row[0] for row in speed] == [
+        *("1 x 3,072", "", "", ""),
+        *("15 x 3,072", "", "", ""),
+        *("64 x 3,072", "", "", ""),
+    ]
+    assert [row[1] for row in speed[4:8]] == SCENARIO.arms
+    assert [row[3] for row in speed[4:8]] == [
+        NONE,
+        "1.20x (2.00x)",
+        "1.60x (2.00x)",
+        "2.00x",
+    ]
+    assert speed[0][2] == "102 (100-104)" and speed[0][-1] == "98.0%"
+    first = tables["First token"][0]
+    assert first[2:6] == ["0.40", "98.0%", "0.40", "98.0%"]
+    following = tables["Next tokens, warm prefix cache, ms"][0]
+    assert following[2:8] == ["100", "120", "150", "101", "110", "115"]
     assert tables["Cache of 256 MiB"][-1][:4] == ["polykv", "8,280", "32,384", "2.78x"]
     assert tables["Cache of 256 MiB"][-1][-3:] == ["14", "14", "2.80x"]
     memory = tables["Memory of one 3,072-token document, MiB"]
@@ -45,7 +57,7 @@ def test_files_hold_everything(tmp_path: Path) -> None:
     assert ours["decode_over"]["stock"] == pytest.approx(1.6)
     assert len(ours["warm"]) == SCENARIO.repetitions
     text = (tmp_path / "report.md").read_text()
-    assert "| 15 | 3,072 | polykv |" in text
+    assert "| 15 x 3,072 | stock |" in text
     for name in PLOTS:
         assert f"]({name})" in text
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -205,7 +205,7 @@ def draw_memory(summary: Summary) -> Figure:
         color = _arm_color(arms[0], list(summary.memory))
         axes.plot(numbers, sizes, color=color, marker="o", markersize=4)
         names = ["vLLM's prefix cache" if arm == "stock" else arm for arm in arms]
-        label = f"{',\n'.join(names)}: {sizes[-1]:.0f} MiB\n(measured)"
+        label = ",\n".join(names) + f": {sizes[-1]:.0f} MiB\n(measured)"
         _name(axes, numbers[-1], sizes[-1], label, color)
     tokens = next(iter(summary.memory.values()))["shared_tokens"]
     axes.set_title(

@@ -30,7 +30,8 @@ _TERMINATE_TIMEOUT_S = 15.0
 _KILL_TIMEOUT_S = 10.0
 _POLL_S = 0.25
 _LOG_TAIL_LINES = 25
-_ERROR = re.compile(r"\b[A-Z]\w*(Error|Exception): .+")
+# At the start of a line, or behind the logger's "ERROR ... [core.py:1510] ".
+_ERROR = re.compile(r"(?:^|\] )([A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE)
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 # What vLLM's log says, and what a person is told while it is the latest of these.
@@ -198,10 +199,8 @@ class VllmServer:
     def _explanation(self) -> str:
         """Return the first error in the log, then its end: vLLM's last is never why."""
         tail = self.log_tail()
-        for line in self.log_path.read_text(errors="replace").splitlines():
-            if (found := _ERROR.search(line)) and found[0] not in tail:
-                return f"{found[0]}\n...\n{tail}"
-        return tail
+        found = _ERROR.search(self.log_path.read_text(errors="replace"))
+        return f"{found[1]}\n...\n{tail}" if found and found[1] not in tail else tail
 
     def _stage(self) -> str:
         log = self.log_path.read_text(errors="replace")

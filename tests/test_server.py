@@ -161,7 +161,11 @@ def test_environment_and_cpus_reach_the_server(tmp_path: Path) -> None:
 
 
 def test_dead_server_is_explained_by_its_first_error(tmp_path: Path) -> None:
-    lines = ["ValueError: the cache is too small", *["traceback"] * 40]
+    lines = [
+        "(APIServer) WARNING errors like `OSError: too many files`",
+        "(EngineCore) ERROR [core.py:1510] ValueError: the cache is too small",
+        *["traceback"] * 40,
+    ]
     log = tmp_path / "log"
     with StandIn(["well"], log) as server:
         server.wait_until_healthy()
@@ -169,7 +173,10 @@ def test_dead_server_is_explained_by_its_first_error(tmp_path: Path) -> None:
         log.write_text("\n".join([*lines, "RuntimeError: the engine failed"]))
         os.killpg(server.process_group, signal.SIGKILL)
         _wait_for(lambda: not group_members(server.process_group))
-        with pytest.raises(ServerError, match=r"(?s)died.*too small.*engine failed"):
+        with pytest.raises(
+            ServerError,
+            match=r"(?s)died, exit -9:\nValueError: .*too small.*engine failed",
+        ):
             server.check_alive()
 
 

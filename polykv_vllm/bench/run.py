@@ -27,6 +27,7 @@ from polykv_vllm.bench.workload import Workload
 from polykv_vllm.scrape import CacheReport, cache_report
 from polykv_vllm.server import ServerError, VllmServer
 
+_REPORT_LINES = 2  # of a failure: what failed and why; the rest is the log's end
 _MAX_TROUBLES = 2  # an arm whose server died this often is left alone
 
 
@@ -158,7 +159,8 @@ class Runner:
         return {**asdict(report), "token_bytes": token_bytes(report, expected)}
 
     def _note(self, message: str) -> None:
-        self.failures.append(message)
+        """Print a failure in full, and keep its first lines for the report."""
+        self.failures.append("\n".join(message.splitlines()[:_REPORT_LINES]))
         self.console.print(f"[red]✗[/] {escape(message)}", highlight=False)
 
 

@@ -28,10 +28,15 @@ HOST = "127.0.0.1"
 STARTUP_TIMEOUT_S = 300.0
 _TERMINATE_TIMEOUT_S = 15.0
 _KILL_TIMEOUT_S = 10.0
+_DEATH_S = 5.0
 _POLL_S = 0.25
 _LOG_TAIL_LINES = 25
 # At the start of a line, or behind the logger's "ERROR ... [core.py:1510] ".
-_ERROR = re.compile(r"(?:^|\] )([A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE)
+_ERROR = re.compile(
+    r"(?:^|\] )((?:\w+\.)*[A-Z]\w*(?:Error|Exception): .+)", re.MULTILINE
+)
+# What Python's libraries print when the process ends.
+_NOISE = re.compile(r"nanobind: | - (leaked|\.\.\. skipped) |See https://nanobind")
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 
 # What vLLM's log says, and what a person is told while it is the latest of these.
@@ -161,10 +166,17 @@ class VllmServer:
         """Undo `pause`; harmless otherwise."""
         _signal_group(self.process_group, signal.SIGCONT)
 
-    def check_alive(self) -> None:
-        """Raise `ServerError` with the reason from its log if the server has ended."""
+    def check_alive(self, patience_s: float = 0.0) -> None:
+        """Raise `ServerError` with the reason from its log if the server has ended.
+
+        Args:
+            patience_s: How long a server may take to end that is about to: when its
+                engine dies, requests fail some time before the whole has ended.
+
+        """
         assert self._process is not None, "the server was not started"
-        if (code := self._process.poll()) is not None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(patience_s)
             raise ServerError(f"vllm serve died, exit {code}:\n{self._explanation()}")
 
     def stop(self) -> None:
@@ -182,14 +194,25 @@ class VllmServer:
                 self._group_ends_within(_KILL_TIMEOUT_S)
 
     def metrics(self) -> str:
-        """Return the text of the server's `/metrics`."""
-        with urllib.request.urlopen(f"{self.base_url}/metrics", timeout=30) as reply:
-            return str(reply.read(), "utf-8")
+        """Return the text of the server's `/metrics`.
+
+        Raises:
+            ServerError: It does not answer.
+
+        """
+        url = f"{self.base_url}/metrics"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as reply:
+                return str(reply.read(), "utf-8")
+        except OSError as error:
+            self.check_alive(_DEATH_S)
+            raise ServerError(f"{url}: {error}:\n{self._explanation()}") from error
 
     def log_tail(self) -> str:
-        """Return the last lines of the log."""
+        """Return the last lines of the log that say something."""
         lines = self.log_path.read_text(errors="replace").splitlines()
-        return "\n".join(lines[-_LOG_TAIL_LINES:])
+        telling = [line for line in lines if not _NOISE.match(line)]
+        return "\n".join(telling[-_LOG_TAIL_LINES:])
 
     def _prepare_child(self) -> None:
         _die_with_parent()

@@ -163,19 +163,21 @@ def test_environment_and_cpus_reach_the_server(tmp_path: Path) -> None:
 def test_dead_server_is_explained_by_its_first_error(tmp_path: Path) -> None:
     lines = [
         "(APIServer) WARNING errors like `OSError: too many files`",
-        "(EngineCore) ERROR [core.py:1510] ValueError: the cache is too small",
+        "(EngineCore) ERROR [core.py:1510] vllm.x.DeadError: the cache is too small",
         *["traceback"] * 40,
+        "RuntimeError: the engine failed",
+        *[' - leaked type "x"'] * 40,
     ]
     log = tmp_path / "log"
     with StandIn(["well"], log) as server:
         server.wait_until_healthy()
         server.check_alive()
-        log.write_text("\n".join([*lines, "RuntimeError: the engine failed"]))
+        log.write_text("\n".join(lines))
         os.killpg(server.process_group, signal.SIGKILL)
         _wait_for(lambda: not group_members(server.process_group))
         with pytest.raises(
             ServerError,
-            match=r"(?s)died, exit -9:\nValueError: .*too small.*engine failed",
+            match=r"(?s)died, exit -9:\nvllm.x.DeadError: .*too small.*engine failed",
         ):
             server.check_alive()
 

@@ -89,15 +89,18 @@ class BenchClient:
         output_tokens: int,
         request_rate: float = float("inf"),
         while_waiting: Callable[[], None] = lambda: None,
+        on_failure: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Send all prompts and return what the client measured.
 
         Args:
             base_url: The server.
             prompts: Token ids, in this order.
-            output_tokens: To be generated for each, whatever the model says.
+            output_tokens: To be generated for each, whatever the model says; 2 or more.
             request_rate: Requests per second, evenly; infinite: all at once.
             while_waiting: Called about once a second; what it raises ends the run.
+            on_failure: Called before a failed request is reported; may raise what
+                explains it better.
 
         Returns:
             The client's JSON result with details of each request.
@@ -122,12 +125,13 @@ class BenchClient:
             self._start()
             raise
         record: dict[str, Any] = json.loads(result.read_text())
-        while_waiting()  # a server that died is the better explanation
-        if record["failed"]:
-            first = next(error for error in record["errors"] if error)
-            reason = first.strip().splitlines()[-1]
+        # A stream that breaks off is a success of one token for the client.
+        if lost := [n for n, tokens in enumerate(record["output_lens"]) if tokens < 2]:
+            on_failure()
+            error = record["errors"][lost[0]] or "the stream broke off"
             raise RunError(
-                f"{record['failed']} of {len(prompts)} requests failed: {reason}"
+                f"{len(lost)} of {len(prompts)} requests failed: "
+                f"{error.strip().splitlines()[-1]}"
             )
         return record
 

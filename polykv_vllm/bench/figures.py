@@ -93,7 +93,9 @@ def phase_of(
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """Return the percentiles of `seconds` in milliseconds, between values if needed."""
+    """Return the percentiles of `seconds` in milliseconds; NaN if there are none."""
+    if not seconds:
+        return dict.fromkeys((f"p{p}" for p in PERCENTILES), math.nan)
     values = np.percentile(np.asarray(seconds) * 1e3, PERCENTILES)
     return {f"p{p}": float(v) for p, v in zip(PERCENTILES, values, strict=True)}
 

@@ -18,6 +18,7 @@ COLD, WARM = "cold", "warm"
 _DISTINCT_OUTPUT_TOKENS = 32
 _RAMP_RATES = (2.0, 6.0, 15.0)  # requests per second
 _WARM_UP_TOKENS = 300
+_DEATH_S = 10.0  # what a dying server may take to end
 
 
 class Bench:
@@ -37,7 +38,7 @@ class Bench:
         """
         agents = max(self._scenario.agents)
         prompts = self._workload.documents(agents, _WARM_UP_TOKENS, seed=1)
-        self._client.run(server.base_url, prompts, 3, while_waiting=server.check_alive)
+        self._run(server, prompts, 3)
 
     def speed(
         self, server: VllmServer, case: Case, repetition: int
@@ -68,9 +69,7 @@ class Bench:
     def _wave(self, server: VllmServer, prompts: list[Prompt]) -> Phase:
         tokens = self._scenario.output_tokens
         before = server.metrics()
-        record = self._client.run(
-            server.base_url, prompts, tokens, while_waiting=server.check_alive
-        )
+        record = self._run(server, prompts, tokens)
         after = server.metrics()
         return phase_of(
             record,
@@ -122,11 +121,9 @@ class Bench:
             figure.agents + 1, figure.shared_tokens, own
         )
         reset_prefix_cache(server)
-        self._client.run(server.base_url, prompts[:1], 2)  # caches the document
+        self._run(server, prompts[:1], 2)  # caches the document
         with LoadSampler(server) as sampler:
-            self._client.run(
-                server.base_url, prompts[1:], output, rate, server.check_alive
-            )
+            self._run(server, prompts[1:], output, rate)
         return peak_usage_by_running(sampler.samples)
 
     def distinct(self, server: VllmServer) -> dict[str, Any]:
@@ -168,12 +165,7 @@ class Bench:
         before = engine_load(server.metrics())
         prompts = self._workload.documents(agents, tokens, seed=0)
         with LoadSampler(server) as sampler:
-            self._client.run(
-                server.base_url,
-                prompts,
-                _DISTINCT_OUTPUT_TOKENS,
-                while_waiting=server.check_alive,
-            )
+            self._run(server, prompts, _DISTINCT_OUTPUT_TOKENS)
         preemptions = engine_load(server.metrics()).preemptions - before.preemptions
         at_once = max((load.running for load in sampler.samples), default=0)
         return {
@@ -181,3 +173,20 @@ class Bench:
             "preemptions": preemptions,
             "together": int(at_once == agents and preemptions == 0),
         }
+
+    def _run(
+        self,
+        server: VllmServer,
+        prompts: list[Prompt],
+        output_tokens: int,
+        request_rate: float = math.inf,
+    ) -> dict[str, Any]:
+        """Send prompts; a server that dies is the reason that is reported."""
+        return self._client.run(
+            server.base_url,
+            prompts,
+            output_tokens,
+            request_rate,
+            while_waiting=server.check_alive,
+            on_failure=lambda: server.check_alive(_DEATH_S),
+        )

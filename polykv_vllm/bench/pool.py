@@ -25,6 +25,7 @@ from polykv_vllm.bench.scenario import Scenario
 from polykv_vllm.server import ServerError, VllmServer
 
 _PROCESS_BYTES = 2 << 30  # interpreter, torch and buffers of a server's processes
+_DEATH_S = 5.0  # what a dying server may take to end
 _MEMORY_SHARE = 0.9  # of what is free at the start
 
 
@@ -195,7 +196,7 @@ def reset_prefix_cache(server: VllmServer) -> None:
             if json.load(reply)["success"]:
                 return
     except (urllib.error.URLError, OSError) as error:
-        server.check_alive()
+        server.check_alive(_DEATH_S)
         raise ServerError(f"POST {url}: {error}\n{server.log_tail()}") from error
     raise RunError("vLLM did not reset its prefix cache: requests still hold blocks")
 

@@ -21,7 +21,7 @@ JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 def write(summary: Summary, output: Path, command: str) -> None:
     """Write `report.json`, `report.md` and the plots into `output`."""
     record = as_record(summary, command)
-    (output / JSON_NAME).write_text(json.dumps(record, indent=1) + "\n")
+    (output / JSON_NAME).write_text(json.dumps(_finite(record), indent=1) + "\n")
     plots = draw_all(summary, output)
     (output / MARKDOWN_NAME).write_text(_markdown(summary, command, plots))
 
@@ -65,12 +65,12 @@ def _row_record(summary: Summary, case: str, row: CaseArm) -> dict[str, Any]:
     return {
         "agents": row.agents,
         "shared_tokens": row.shared_tokens,
-        "median_decode_tokens_per_s": _finite(row.decode),
+        "median_decode_tokens_per_s": row.decode,
         "decode_over": {
-            name: _finite(summary.ratio(case, row.arm.name, name)) for name in others
+            name: summary.ratio(case, row.arm.name, name) for name in others
         },
         "saved_of_attention_time": {
-            name: _finite(summary.possible(case, row.arm.name, name)) for name in others
+            name: summary.possible(case, row.arm.name, name) for name in others
         },
         "hit_rate": {phase: row.hit_rate(phase) for phase in (COLD, WARM)},
         "cold": row.cold,
@@ -78,9 +78,13 @@ def _row_record(summary: Summary, case: str, row: CaseArm) -> dict[str, Any]:
     }
 
 
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN."""
-    return None if value is None or math.isnan(value) else value
+def _finite(value: Any) -> Any:
+    """Return `value` with null for every NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _markdown(summary: Summary, command: str, plots: list[str]) -> str:

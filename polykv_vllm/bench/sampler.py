@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from polykv_vllm.scrape import EngineLoad, engine_load
-from polykv_vllm.server import VllmServer
+from polykv_vllm.server import ServerError, VllmServer
 
 _INTERVAL_S = 0.1
 
@@ -40,7 +40,7 @@ class LoadSampler:
         while not self._is_over.wait(_INTERVAL_S):
             try:
                 self.samples.append(engine_load(self._server.metrics()))
-            except OSError:  # it died: the client's run fails and says so
+            except ServerError:  # the client's run fails, too, and says so
                 return
 
 

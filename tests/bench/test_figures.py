@@ -57,6 +57,10 @@ def test_percentiles_lie_between_values() -> None:
     assert found == {"p50": 50.0, "p90": 90.0, "p99": pytest.approx(99.0)}
 
 
+def test_percentiles_of_nothing() -> None:
+    assert all(map(math.isnan, percentiles_ms([]).values()))
+
+
 def test_spread() -> None:
     assert Spread.of([3.0, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
 

@@ -66,7 +66,7 @@ def _choices(name: str) -> list[str]:
     annotation = PolyKVConfig.model_fields[name].annotation
     if annotation is bool:
         return ["true", "false"]
-    return [str(value) for value in get_args(annotation)]
+    return [repr(value) for value in get_args(annotation)]
 
 
 def _explain(error: Any) -> str:

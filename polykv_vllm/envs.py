@@ -9,6 +9,9 @@ set, is read in `ops/`: that layer imports nothing but those below it.
 import os
 from pathlib import Path
 
+METRICS_DIR = "POLYKV_METRICS_DIR"
+"""Set by the front end for the processes it starts, never by a user."""
+
 
 def cache_dir() -> Path:
     """`POLYKV_CACHE`: where built models are kept.
@@ -19,3 +22,9 @@ def cache_dir() -> Path:
         return Path(configured).expanduser()
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(user_cache).expanduser() / "polykv"
+
+
+def metrics_dir() -> Path | None:
+    """Return where the workers of this server show their metrics; None: nowhere."""
+    directory = os.environ.get(METRICS_DIR)
+    return Path(directory) if directory else None

@@ -43,7 +43,12 @@ class Batch:
     scale: float
     window: int = -1
 
-    def run(self, isa: str, num_threads: int = 1) -> torch.Tensor:
+    def run(
+        self,
+        isa: str,
+        num_threads: int = 1,
+        forest: ops.PrefixForest | None = None,
+    ) -> torch.Tensor:
         """Return the output `[num_tokens, num_heads, head_dim]`."""
         output = torch.full_like(self.query, torch.nan)
         ops.paged_attention(
@@ -56,6 +61,7 @@ class Batch:
             self.fmt,
             self.scale,
             self.window,
+            forest=forest,
             isa=isa,
             num_threads=num_threads,
         )
@@ -69,6 +75,17 @@ class Batch:
                 self.seq_lens.tolist(),
                 strict=True,
             )
+        )
+
+    def forest(self) -> ops.PrefixForest:
+        """Return what the requests share."""
+        return ops.build_prefix_forest(
+            self.block_table,
+            self.seq_lens,
+            self.query_start_loc,
+            self.kv_cache.shape[2],
+            self.query.shape[1] // self.kv_cache.shape[1],
+            self.window,
         )
 
     def rows(self, request: int) -> slice:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One attention layer: hands vLLM's tensors to the ops."""
 
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from polykv_vllm.attention.metadata import PolyKVMetadata
 from polykv_vllm.config import parse_options
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import get_format
+from polykv_vllm.metrics import open_recorder
 
 logger = init_logger("vllm.polykv")
 
@@ -63,7 +65,11 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.head_size = head_size
         self.scale = float(scale)
         self.sliding_window = -1 if sliding_window is None else sliding_window
-        options = parse_options(get_current_vllm_config().additional_config)
+        vllm_config = get_current_vllm_config()
+        parallel = vllm_config.parallel_config
+        self.recorder = open_recorder(parallel.data_parallel_index, parallel.rank)
+        self.recorder_layer = self.recorder.add_layer()
+        options = parse_options(vllm_config.additional_config)
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
         logger.info_once(
             "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
@@ -92,9 +98,11 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             slot_mapping: `[num_tokens]` int64; -1 for padding.
 
         """
+        start = perf_counter()
         ops.reshape_and_cache(
             key, value, kv_cache, slot_mapping, self.fmt, isa=self.isa
         )
+        self.recorder.add_store_seconds(perf_counter() - start)
 
     def forward(
         self,
@@ -131,6 +139,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             )
         if attn_metadata is None:
             return output
+        start = perf_counter()
         ops.paged_attention(
             query,
             kv_cache,
@@ -141,6 +150,8 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.fmt,
             self.scale,
             self.sliding_window,
+            forest=attn_metadata.forest,
             isa=self.isa,
         )
+        self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)
         return output

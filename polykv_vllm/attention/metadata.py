@@ -11,6 +11,10 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
+from polykv_vllm import ops
+from polykv_vllm.attention.sharing import SharingPlanner
+from polykv_vllm.config import parse_options
+
 
 @dataclass
 class PolyKVMetadata(AttentionMetadata):
@@ -22,6 +26,7 @@ class PolyKVMetadata(AttentionMetadata):
         seq_lens: `[num_reqs]` int32, tokens in the cache, the query's included.
         block_table: `[num_reqs, max_num_blocks]` int32.
         slot_mapping: `[num_actual_tokens]` int64; -1 for padding.
+        forest: Blocks that several requests read; None where sharing is off.
 
     """
 
@@ -30,10 +35,11 @@ class PolyKVMetadata(AttentionMetadata):
     seq_lens: torch.Tensor
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
+    forest: ops.PrefixForest | None = None
 
 
 class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
-    """Takes the metadata over from vLLM; the kernels plan their work themselves."""
+    """Takes the metadata over from vLLM and finds what the requests share."""
 
     supports_update_block_table = True
 
@@ -44,8 +50,16 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         vllm_config: Any,
         device: torch.device,
     ) -> None:
-        """Keep the arguments; vLLM requires each builder to define this."""
+        """Prepare for the batches of one KV cache group."""
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self._planner = SharingPlanner(
+            kv_cache_spec,
+            len(layer_names),
+            vllm_config.model_config.get_num_attention_heads(
+                vllm_config.parallel_config
+            ),
+            parse_options(vllm_config.additional_config).prefix_sharing,
+        )
 
     def build(
         self,
@@ -65,13 +79,14 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
                 "a polykv cache serves causal attention only; this batch is not causal"
             )
         num_reqs = common.num_reqs
-        return PolyKVMetadata(
+        metadata = PolyKVMetadata(
             num_actual_tokens=common.num_actual_tokens,
             query_start_loc=common.query_start_loc[: num_reqs + 1],
             seq_lens=common.seq_lens[:num_reqs],
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping,
         )
+        return self._with_forest(metadata)
 
     def update_block_table(
         self,
@@ -81,6 +96,13 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
     ) -> PolyKVMetadata:
         """Return the metadata of another KV cache group for the same batch."""
         num_reqs = metadata.seq_lens.shape[0]
-        return replace(
+        other = replace(
             metadata, block_table=blk_table[:num_reqs], slot_mapping=slot_mapping
         )
+        return self._with_forest(other)
+
+    def _with_forest(self, metadata: PolyKVMetadata) -> PolyKVMetadata:
+        forest = self._planner.plan(
+            metadata.block_table, metadata.seq_lens, metadata.query_start_loc
+        )
+        return replace(metadata, forest=forest)

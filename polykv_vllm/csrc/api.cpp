@@ -7,6 +7,7 @@
 #include "cpu/dispatch.h"
 #include "cpu/schedule.h"
 #include "polykv/codebook.h"
+#include "polykv/forest.h"
 #include "polykv/layout.h"
 
 using namespace polykv;
@@ -16,6 +17,8 @@ extern "C" {
 // Sizes of the argument structs, for the mirror in ops/cpu.py to compare with.
 int64_t polykv_sizeof_store_args() { return sizeof(StoreArgs); }
 int64_t polykv_sizeof_attention_args() { return sizeof(AttentionArgs); }
+
+int64_t polykv_sizeof_forest_args() { return sizeof(ForestArgs); }
 
 int polykv_num_isas() { return num_kernel_tables(); }
 const char* polykv_isa_name(int isa) { return kernel_table(isa).name; }
@@ -33,6 +36,10 @@ const char* polykv_paged_attention(int isa, const AttentionArgs* args) {
   if (error == nullptr) run_attention(kernel_table(isa), *args);
   return error;
 }
+
+// Returns the number of segments, or -1 when they do not fit. What it finds is checked
+// again by polykv_paged_attention.
+int64_t polykv_build_forest(const ForestArgs* args) { return build_forest(*args); }
 
 // The constants that formats/ also states, for the test that compares them.
 void polykv_tile_layout(const Format* format, int64_t head_dim, int64_t block_size,

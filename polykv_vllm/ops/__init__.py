@@ -4,8 +4,9 @@
     reshape_and_cache  quantize, pack and scatter new keys and values
     paged_attention    causal attention straight from the packed blocks
 
-Both look up (op, device, isa) in one table; a missing entry raises and names what
-exists. Nothing here imports vllm.
+`build_prefix_forest` finds the blocks that attention reads once for several requests.
+The operations look up (op, device, isa) in one table; a missing entry raises and names
+what exists. Nothing here imports vllm.
 """
 
 from polykv_vllm.ops.dispatch import (
@@ -14,5 +15,20 @@ from polykv_vllm.ops.dispatch import (
     paged_attention,
     reshape_and_cache,
 )
+from polykv_vllm.ops.forest import (
+    TILE_TOKENS,
+    PrefixForest,
+    SharingCounts,
+    build_prefix_forest,
+)
 
-__all__ = ["available_isas", "current_isa", "paged_attention", "reshape_and_cache"]
+__all__ = [
+    "TILE_TOKENS",
+    "PrefixForest",
+    "SharingCounts",
+    "available_isas",
+    "build_prefix_forest",
+    "current_isa",
+    "paged_attention",
+    "reshape_and_cache",
+]

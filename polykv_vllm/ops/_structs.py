@@ -68,13 +68,53 @@ class AttentionArgs(ct.Structure):
         ("query_head_stride", ct.c_int64),
         ("output_token_stride", ct.c_int64),
         ("output_head_stride", ct.c_int64),
+        ("segments", ct.c_void_p),
+        ("readers", ct.c_void_p),
+        ("num_readers", ct.c_int64),
         ("block_table_stride", ct.c_int64),
         ("num_rows", ct.c_int64),
         ("block_table_width", ct.c_int32),
         ("num_reqs", ct.c_int32),
+        ("num_segments", ct.c_int32),
         ("num_heads", ct.c_int32),
         ("sliding_window", ct.c_int32),
         ("dtype", ct.c_int32),
         ("scale", ct.c_float),
         ("num_threads", ct.c_int32),
+    ]
+
+
+class SharingStats(ct.Structure):
+    """`polykv::SharingStats`."""
+
+    _fields_ = [
+        ("shared_pairs", ct.c_int64),
+        ("unshared_own_token", ct.c_int64),
+        ("unshared_no_other_reader", ct.c_int64),
+        ("unshared_no_gain", ct.c_int64),
+        ("distinct_prefixes", ct.c_int64),
+        ("max_readers", ct.c_int64),
+        ("physical_tokens", ct.c_int64),
+        ("logical_tokens", ct.c_int64),
+    ]
+
+
+class ForestArgs(ct.Structure):
+    """`polykv::ForestArgs` (include/polykv/forest.h)."""
+
+    _fields_ = [
+        ("block_table", ct.c_void_p),
+        ("seq_lens", ct.c_void_p),
+        ("query_start_loc", ct.c_void_p),
+        ("segments", ct.c_void_p),
+        ("readers", ct.c_void_p),
+        ("stats", ct.c_void_p),
+        ("block_table_stride", ct.c_int64),
+        ("max_segments", ct.c_int64),
+        ("max_readers", ct.c_int64),
+        ("block_table_width", ct.c_int32),
+        ("num_reqs", ct.c_int32),
+        ("block_size", ct.c_int32),
+        ("group", ct.c_int32),
+        ("sliding_window", ct.c_int32),
     ]

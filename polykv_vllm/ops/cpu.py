@@ -16,11 +16,18 @@ from pathlib import Path
 import torch
 
 from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FORMATS, FormatSpec
-from polykv_vllm.ops._structs import AttentionArgs, Cache, Format, StoreArgs
+from polykv_vllm.ops._structs import (
+    AttentionArgs,
+    Cache,
+    ForestArgs,
+    Format,
+    StoreArgs,
+)
 from polykv_vllm.ops.table import validate_cache
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
 
+_NOTHING_SHARED = torch.empty(0, dtype=torch.int32)
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -41,7 +48,9 @@ def load_library() -> ct.CDLL:
     lib.polykv_isa_name.restype = ct.c_char_p
     lib.polykv_reshape_and_cache.restype = ct.c_char_p
     lib.polykv_paged_attention.restype = ct.c_char_p
-    for name, struct in (("store", StoreArgs), ("attention", AttentionArgs)):
+    lib.polykv_build_forest.restype = ct.c_int64
+    structs = {"store": StoreArgs, "attention": AttentionArgs, "forest": ForestArgs}
+    for name, struct in structs.items():
         sizeof = getattr(lib, f"polykv_sizeof_{name}_args")
         sizeof.restype = ct.c_int64
         if sizeof() != ct.sizeof(struct):
@@ -119,7 +128,13 @@ def _check_rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> int:
     return _DTYPES[rows.dtype]
 
 
-def _check_index(name: str, index: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
+def check_index(name: str, index: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
+    """Check a tensor of indices that the library is to read.
+
+    Raises:
+        ValueError: It has another dtype, device, number of dimensions or stride.
+
+    """
     if index.dtype != dtype or index.device.type != "cpu" or index.dim() != dims:
         raise ValueError(
             f"{name} must be {dtype} on the CPU with {dims} dimension(s), not "
@@ -163,7 +178,7 @@ def _store(
         raise ValueError(f"key is {key.dtype}, value {value.dtype}")
     narrow = slot_mapping.dtype == torch.int32
     slots = slot_mapping.to(torch.int64) if narrow else slot_mapping
-    _check_index("slot_mapping", slots, torch.int64, 1)
+    check_index("slot_mapping", slots, torch.int64, 1)
     num_tokens = slots.shape[0]
     if min(key.shape[0], value.shape[0]) < num_tokens:
         raise ValueError(
@@ -194,6 +209,7 @@ def _attend(
     fmt: FormatSpec,
     scale: float,
     sliding_window: int,
+    shared: tuple[torch.Tensor, torch.Tensor] | None,
     num_threads: int,
 ) -> None:
     if query.dim() != 3:
@@ -209,15 +225,26 @@ def _attend(
         raise ValueError(
             f"{num_heads} query heads are no multiple of {cache.num_kv_heads} KV heads"
         )
-    _check_index("block_table", block_table, torch.int32, 2)
-    _check_index("seq_lens", seq_lens, torch.int32, 1)
-    _check_index("query_start_loc", query_start_loc, torch.int32, 1)
+    check_index("block_table", block_table, torch.int32, 2)
+    check_index("seq_lens", seq_lens, torch.int32, 1)
+    check_index("query_start_loc", query_start_loc, torch.int32, 1)
     num_reqs = seq_lens.shape[0]
     if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
         raise ValueError(
             f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
             f"{block_table.shape[0]} block table rows"
         )
+    if shared is None:
+        segments = readers = _NOTHING_SHARED
+    else:
+        segments, readers = shared
+        check_index("segments", segments, torch.int32, 2)
+        check_index("readers", readers, torch.int32, 1)
+        if segments.shape[1] != 4 or not segments.is_contiguous():
+            raise ValueError(
+                "segments must be contiguous [num_segments, 4], not "
+                f"{list(segments.shape)} with strides {segments.stride()}"
+            )
     args = AttentionArgs(
         cache,
         query.data_ptr(),
@@ -227,10 +254,14 @@ def _attend(
         query_start_loc.data_ptr(),
         *query.stride()[:2],
         *output.stride()[:2],
+        segments.data_ptr(),
+        readers.data_ptr(),
+        readers.shape[0],
         block_table.stride(0),
         min(num_rows, output.shape[0]),
         block_table.shape[1],
         num_reqs,
+        segments.shape[0],
         num_heads,
         sliding_window,
         dtype,

@@ -8,6 +8,7 @@ import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.ops import cpu, reference
+from polykv_vllm.ops.forest import PrefixForest
 from polykv_vllm.ops.table import Entry, OpTable
 
 ISA_VARIABLE = "POLYKV_CPU_ISA"
@@ -98,6 +99,7 @@ def paged_attention(
     scale: float,
     sliding_window: int = -1,
     *,
+    forest: PrefixForest | None = None,
     isa: str | None = None,
     num_threads: int = 0,
 ) -> None:
@@ -117,11 +119,14 @@ def paged_attention(
         fmt: The cache's format.
         scale: Softmax scale.
         sliding_window: Keys that a query sees, itself included; -1 for all.
+        forest: Blocks of this batch to read once for several requests
+            (`build_prefix_forest`); the result is the same without.
         isa: Instruction set; the default is `current_isa()`.
         num_threads: OpenMP threads; 0 is the process's default.
 
     Raises:
-        ValueError: Shapes, dtypes or strides do not fit.
+        ValueError: Shapes, dtypes or strides do not fit, or the forest does not fit
+            the block table.
         NotImplementedError: No implementation for this device and instruction set.
 
     """
@@ -136,5 +141,6 @@ def paged_attention(
         fmt,
         scale,
         sliding_window,
+        (forest.segments, forest.readers) if forest is not None and forest else None,
         num_threads,
     )

@@ -37,10 +37,11 @@ def attend(
     fmt: FormatSpec,
     scale: float,
     sliding_window: int,
+    shared: tuple[torch.Tensor, torch.Tensor] | None,
     num_threads: int,
 ) -> None:
-    """See `ops.paged_attention`."""
-    del num_threads
+    """See `ops.paged_attention`. What is shared is read again for every request."""
+    del shared, num_threads
     _check(kv_cache, fmt, query.shape[-1])
     attention.paged_attention(
         query,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks an engine configuration that asks for one of our dtypes.
+"""Checks an engine configuration that asks for one of our dtypes, and opens metrics.
 
 It runs in the front end, before any process is started or weight is loaded, so that
 a refusal is the last line the user sees. A configuration without our dtypes passes
@@ -35,6 +35,10 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
         from polykv_vllm.attention.validate import prepare_vllm_config
 
         prepare_vllm_config(vllm_config)
+        # Before the engine's processes start: they inherit where to write.
+        from polykv_vllm.metrics import serving
+
+        serving.start(vllm_config)
         return vllm_config
 
     return create_engine_config

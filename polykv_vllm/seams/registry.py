@@ -5,7 +5,12 @@ import logging
 from dataclasses import dataclass
 
 from polykv_vllm.errors import SeamError
-from polykv_vllm.seams import attention_backend, engine_config, kv_cache_dtype
+from polykv_vllm.seams import (
+    attention_backend,
+    engine_config,
+    kv_cache_dtype,
+    metrics_registry,
+)
 from polykv_vllm.seams.seam import Seam, SeamState
 
 logger = logging.getLogger("vllm.polykv")
@@ -16,7 +21,12 @@ VLLM_VERSIONS = ">=0.32,<0.33"
 GUARD = engine_config.SEAM
 """Installed even when the others cannot be: it tells a user of our dtypes why."""
 
-SEAMS: tuple[Seam, ...] = (kv_cache_dtype.SEAM, attention_backend.SEAM, GUARD)
+SEAMS: tuple[Seam, ...] = (
+    kv_cache_dtype.SEAM,
+    attention_backend.SEAM,
+    metrics_registry.SEAM,
+    GUARD,
+)
 
 _failure: SeamError | None = None
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,11 +25,35 @@ def common(causal: Any = True) -> Any:
     )
 
 
-@pytest.fixture
-def builder() -> Any:
+def make_builder(sharing: bool = True, sliding_window: int | None = None) -> Any:
+    """Return a builder for 9 query heads over 3 KV heads, blocks of 128 tokens."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
     from polykv_vllm.attention.metadata import PolyKVMetadataBuilder
 
-    return PolyKVMetadataBuilder(None, ["layer"], None, torch.device("cpu"))
+    shape = {
+        "block_size": 128,
+        "num_kv_heads": 3,
+        "head_size": 64,
+        "dtype": torch.uint8,
+    }
+    spec = (
+        SlidingWindowSpec(sliding_window=sliding_window, **shape)
+        if sliding_window
+        else FullAttentionSpec(**shape)
+    )
+    model = SimpleNamespace(get_num_attention_heads=lambda parallel: 9)
+    config = SimpleNamespace(
+        model_config=model,
+        parallel_config=None,
+        additional_config={"polykv": {"prefix_sharing": sharing}},
+    )
+    return PolyKVMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))
+
+
+@pytest.fixture
+def builder() -> Any:
+    return make_builder()
 
 
 def test_padding_requests_are_left_out(builder: Any) -> None:
@@ -53,3 +78,60 @@ def test_block_table_of_another_group(builder: Any) -> None:
     assert other.slot_mapping is slots
     assert metadata.block_table.tolist() == [[0, 1], [2, 3]]
     assert other.seq_lens is metadata.seq_lens
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_tells_the_metrics(sharing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polykv_vllm.attention import sharing as module
+    from polykv_vllm.metrics import Recorder, worker_file
+
+    recorder = Recorder(worker_file.private_figures())
+    batches: list[Any] = []
+    monkeypatch.setattr(module, "get_recorder", lambda: recorder)
+    monkeypatch.setattr(
+        Recorder, "record_batch", lambda self, batch, group: batches.append(batch)
+    )
+    make_builder(sharing).build(0, two_agents(400))
+    (batch,) = batches
+    assert batch.shared_tokens == (2 * 384 if sharing else 0)
+    assert batch.unshared_tokens == {
+        "no_other_reader": 2 * 15,
+        "own_chunk": 2,
+        "cost_rule": 0,
+    } | ({} if sharing else {"switched_off": 2 * 384})
+    assert batch.prefixes == batch.readers_max // 2 == int(sharing)
+    # One layer, 3 KV heads: bytes as stored, and 2 x 64 elements in 16 bits.
+    assert batch.physical_bytes == (384 * 3 * 128 if sharing else 0)
+    assert batch.logical_bytes == (2 * 384 * 3 * 128 * 2 if sharing else 0)
+
+
+def two_agents(seq_len: int) -> Any:
+    """Two decodes over the same three blocks and one own block each."""
+    batch = common()
+    batch.query_start_loc = torch.tensor([0, 1, 2, 2, 2], dtype=torch.int32)
+    batch.seq_lens = torch.tensor([seq_len, seq_len, 0, 0], dtype=torch.int32)
+    batch.block_table_tensor = torch.tensor(
+        [[5, 6, 7, 1], [5, 6, 7, 2], [0] * 4, [0] * 4], dtype=torch.int32
+    )
+    return batch
+
+
+@pytest.mark.parametrize(
+    ("window", "segments"), [(None, [[0, 3, 0, 2]]), (200, [[1, 3, 0, 2]])]
+)
+def test_finds_what_requests_share(window: int | None, segments: list[Any]) -> None:
+    forest = make_builder(sliding_window=window).build(0, two_agents(400)).forest
+    assert forest.segments.tolist() == segments
+    assert forest.readers.tolist() == [0, 1]
+
+
+def test_sharing_can_be_switched_off() -> None:
+    assert make_builder(sharing=False).build(0, two_agents(400)).forest is None
+
+
+def test_another_group_has_its_own_forest() -> None:
+    metadata = make_builder().build(0, two_agents(400))
+    table = torch.tensor([[5, 6, 7, 1], [5, 8, 9, 2]], dtype=torch.int32)
+    other = make_builder(sliding_window=500).update_block_table(metadata, table, table)
+    assert other.forest.segments.tolist() == [[0, 1, 0, 2]]
+    assert metadata.forest.segments.tolist() == [[0, 3, 0, 2]]

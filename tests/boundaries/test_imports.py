@@ -72,7 +72,7 @@ def test_the_reference_knows_no_kernel() -> None:
 def test_only_the_facing_layers_name_vllm() -> None:
     """In the sources too, where a late import would escape the tests above."""
     facing = ("attention", "seams", "pool", "plugin.py")
-    lower = ("formats", "reference", "ops", "kernels")
+    lower = ("formats", "reference", "ops", "kernels", "metrics")
     found = [
         str(path.relative_to(PACKAGE))
         for layer in lower
@@ -81,3 +81,14 @@ def test_only_the_facing_layers_name_vllm() -> None:
         if line.strip().startswith(("import vllm", "from vllm"))
     ]
     assert found == [], f"only {', '.join(facing)} may import vllm"
+
+
+@pytest.mark.parametrize("module", modules_below("metrics"))
+def test_metrics_know_neither_torch_nor_vllm(module: str) -> None:
+    """Only the front end's side needs the Prometheus client."""
+    loaded = loaded_by(module)
+    assert not {"torch", "vllm", "numpy"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours <= {"metrics", "envs"}
+    is_front_end = module.endswith((".collector", ".serving"))
+    assert ("prometheus_client" in loaded) == is_front_end

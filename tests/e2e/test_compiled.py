@@ -26,6 +26,13 @@ def test_it_is_compiled(engine: Engine) -> None:
     assert mode.name == "DYNAMO_TRACE_ONCE"
 
 
+def test_steps_are_counted(engine: Engine) -> None:
+    """Compiled code calls the layers as well, and `LLM.get_metrics` has our metrics."""
+    before = engine.counter("vllm:polykv_steps")
+    engine.generate([engine.tokenize(TEXT)[:40]], max_tokens=5)
+    assert engine.counter("vllm:polykv_steps") - before == 5
+
+
 def test_logprobs_equal_reference_attention(engine: Engine) -> None:
     prompt = engine.tokenize(TEXT)[:300]
     difference = engine.replay_difference(prompt)

@@ -114,7 +114,7 @@ def test_a_failing_installation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
     )
     seams = list(registry.SEAMS)
     broken = dataclasses.replace(seams[1], change=failing)
-    monkeypatch.setattr(registry, "SEAMS", (seams[0], broken, seams[2]))
+    monkeypatch.setattr(registry, "SEAMS", (seams[0], broken, *seams[2:]))
     plugin.register()
     with pytest.raises(SeamError, match=r"attention_backend.*disk on fire"):
         registry.require()

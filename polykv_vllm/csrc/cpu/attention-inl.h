@@ -20,9 +20,6 @@ struct Scratch {
   alignas(64) int8_t levels[kTileTokens * D];
   alignas(64) uint8_t keys[kTileTokens * D];  // 7-bit keys without their free bit
   SoftmaxBuffers softmax;
-  alignas(64) int32_t acc[2 * kSubRows * D];
-  alignas(64) float split_acc[kMaxRows * D];
-  alignas(64) float split_max[kMaxRows], split_sum[kMaxRows];
   RowParams rows[kMaxRows];
   TileResult result;
   const uint8_t* key_tiles[kTileTokens / kSubtileTokens];
@@ -41,59 +38,73 @@ inline GemmShape sub_shape(int num_rows, int sub) {
   return {rows, 2 * rows <= kSubRows ? rows : kSubRows, 0};
 }
 
-// Quantizes the queries: q = unit * (256 * high + low), both int8.
+// q = unit * (256 * high + low), both int8. Returns the sum of the codes and the unit.
 template <int D>
-inline void load_queries(const AttentionArgs& args, const RowBlock& block,
-                         Scratch<D>& scratch) {
+inline int32_t quantize_query(const float* q, int8_t* high, int8_t* low, float* unit) {
+  const int32_t magnitude = max_magnitude_bits<D>(q);
+  const float peak = magnitude >= 0x7f800000 ? __builtin_nanf("") : float_of(magnitude);
+  const VecF inverse = set1(peak < kQueryTiny ? 0.0f : kQueryMax / peak);
+  VecI sum = set1_i(0);
+  for (int d = 0; d < D; d += 16) {
+    const VecI code = to_int(mul(load(q + d), inverse));
+    const VecI top = shift_right<8>(add_i(code, set1_i(128)));
+    store_i8(high + d, top);
+    store_i8(low + d, sub_i(code, shift_left<8>(top)));
+    sum = add_i(sum, code);
+  }
+  *unit = peak / kQueryMax;
+  return reduce_add_i(sum);
+}
+
+template <int D>
+inline void load_run(const AttentionArgs& args, const RowBlock& block,
+                     const RowRun& run, int row, Scratch<D>& scratch) {
   const int group = args.num_heads / args.cache.num_kv_heads;
-  const int64_t first_token = args.query_start_loc[block.request];
-  const int64_t query_len = args.query_start_loc[block.request + 1] - first_token;
-  const int64_t context = args.seq_lens[block.request] - query_len;
+  const int64_t first_token = args.query_start_loc[run.request];
+  const int64_t query_len = args.query_start_loc[run.request + 1] - first_token;
+  const int64_t context = args.seq_lens[run.request] - query_len;
   const int bias = 1 << (args.cache.format.key_bits - 1);
-  for (int r = 0; r < block.num_rows; ++r) {
-    const int64_t token = (block.row_begin + r) / group;
-    const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
+  for (int i = run.row_begin; i < run.row_begin + run.num_rows; ++i, ++row) {
+    const int64_t token = i / group, head = block.kv_head * group + i % group;
     alignas(64) float q[D];
     load_row<D>(
         q, args.query,
         (first_token + token) * args.query_token_stride + head * args.query_head_stride,
         args.dtype);
-    const int32_t magnitude = max_magnitude_bits<D>(q);
-    const float peak =
-        magnitude >= 0x7f800000 ? __builtin_nanf("") : float_of(magnitude);
-    const VecF inverse = set1(peak < kQueryTiny ? 0.0f : kQueryMax / peak);
-    const GemmShape shape = sub_shape(block.num_rows, r / kSubRows);
-    int8_t* high = scratch.query[r / kSubRows] + r % kSubRows * D;
-    int8_t* low = high + shape.low_row * D;
-    VecI sum = set1_i(0);
-    for (int d = 0; d < D; d += 16) {
-      const VecI code = to_int(mul(load(q + d), inverse));
-      const VecI top = shift_right<8>(add_i(code, set1_i(128)));
-      store_i8(high + d, top);
-      store_i8(low + d, sub_i(code, shift_left<8>(top)));
-      sum = add_i(sum, code);
-    }
-    RowParams& params = scratch.rows[r];
-    params.scale = peak / kQueryMax * args.scale * 1.44269504f;
-    params.correction = -bias * reduce_add_i(sum);
+    int8_t* high = scratch.query[row / kSubRows] + row % kSubRows * D;
+    int8_t* low = high + sub_shape(block.num_rows, row / kSubRows).low_row * D;
+    RowParams& params = scratch.rows[row];
+    float unit;
+    params.correction = -bias * quantize_query<D>(q, high, low, &unit);
+    params.scale = unit * args.scale * 1.44269504f;
     params.end = context + token + 1;
     params.begin = args.sliding_window > 0 ? params.end - args.sliding_window : 0;
     if (params.begin < 0) params.begin = 0;
   }
 }
 
-// Where one KV head of one request lies in the cache.
+template <int D>
+inline void load_queries(const AttentionArgs& args, const RowBlock& block,
+                         Scratch<D>& scratch) {
+  int row = 0;
+  for (int i = 0; i < block.num_runs; ++i) {
+    load_run<D>(args, block, block.runs[i], row, scratch);
+    row += block.runs[i].num_rows;
+  }
+}
+
+// Where the tiles of a block of rows lie in the cache.
 template <int D>
 struct TileReader {
   const Cache& cache;
   const TileLayout& layout;
-  const int32_t* table;  // the request's block table
+  const int32_t* table;  // a request's block table; where rows share tiles, any one's
   int64_t head_offset;
 
   TileReader(const AttentionArgs& args, const TileLayout& layout, const RowBlock& block)
       : cache(args.cache),
         layout(layout),
-        table(args.block_table + block.request * args.block_table_stride),
+        table(args.block_table + block.runs[0].request * args.block_table_stride),
         head_offset(block.kv_head * args.cache.head_stride) {}
 
   // The 16 tokens from position `token` on; they share a block.
@@ -186,22 +197,20 @@ inline SubTile sub_tile(const RowBlock& block, const RowParams* params, int sub,
 
 template <int D>
 inline void score_tile(const SubTile& part, Scratch<D>& scratch) {
+  const ScoreSink sink{scratch.rows + part.sub * kSubRows, scratch.softmax};
+  sink.begin(part.shape.rows);
   gemm_qk<D>(part.shape, scratch.query[part.sub], scratch.key_tiles,
-             scratch.softmax.scores, scratch.softmax.prefetcher);
+             scratch.softmax.prefetcher, sink);
 }
 
 template <int D>
 inline void accumulate_tile(const SubTile& part, Scratch<D>& scratch, RowState split) {
-  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels, scratch.acc,
-             scratch.softmax.prefetcher);
-  const int32_t* high = scratch.acc;
-  const int32_t* low = scratch.acc + part.shape.low_row * D;
   const TileResult& result = scratch.result;
-  fold<D>(part.sub * kSubRows, part.shape.rows, part.valid, result.max, result.sum,
-          result.factor, split, [=](int r, int d) {
-            return to_float(add_i(shift_left<8>(load_i(high + r * D + d)),
-                                  load_i(low + r * D + d)));
-          });
+  const int first = part.sub * kSubRows;
+  const Fold fold = fold_sums(first, part.shape.rows, part.valid, result.max,
+                              result.sum, result.factor, split);
+  gemm_pv<D>(part.shape, scratch.softmax.prob, scratch.levels,
+             scratch.softmax.prefetcher, ValueSink<D>{fold, split.acc + first * D});
 }
 
 // One unpacked tile for all rows of the block. The next sub-block's scores are computed
@@ -219,9 +228,8 @@ inline void attend_tile(const RowBlock& block, int64_t tile_begin, int subtiles,
   if (count > 0) score_tile<D>(parts[0], scratch);
   for (int i = 0; i < count; ++i) {
     const SubTile& part = parts[i];
-    tile_softmax(part.shape.rows, part.shape.low_row, part.shape.subtiles,
-                 scratch.rows + part.sub * kSubRows, tile_begin, scratch.softmax,
-                 scratch.result);
+    tile_softmax(part.shape, scratch.rows + part.sub * kSubRows, tile_begin,
+                 scratch.softmax, scratch.result);
     if (i + 1 < count) score_tile<D>(parts[i + 1], scratch);
     accumulate_tile<D>(part, scratch, split);
   }
@@ -234,8 +242,15 @@ inline void merge_rows(int num_rows, RowState state, RowState part) {
     const int rows = num_rows - first < 16 ? num_rows - first : 16;
     uint32_t valid = 0;  // an empty part is neutral; a NaN sum is not empty
     for (int r = 0; r < rows; ++r) valid |= uint32_t(part.sum[first + r] != 0) << r;
-    fold<D>(first, rows, valid, part.max + first, part.sum + first, ones, state,
-            [=](int r, int d) { return load(part.acc + (first + r) * D + d); });
+    const Fold fold =
+        fold_sums(first, rows, valid, part.max + first, part.sum + first, ones, state);
+    for (int r = 0; r < rows; ++r) {
+      if (!(valid >> r & 1)) continue;
+      const int64_t row = (first + r) * D;
+      for (int d = 0; d < D; d += 16) {
+        fold_values(fold, r, state.acc + row + d, load(part.acc + row + d));
+      }
+    }
   }
 }
 
@@ -249,8 +264,8 @@ inline void reset(int num_rows, RowState state) {
 }
 
 template <int D>
-void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_split,
-                 int last_split, RowState state) {
+void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_tile,
+                 int end_tile, RowState total, RowState split) {
   Scratch<D>& scratch = thread_scratch<D>();
   const TileLayout layout(args.cache.format, D, args.cache.block_size);
   const TileReader<D> reader(args, layout, block);
@@ -261,45 +276,54 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int first_spl
     begin = scratch.rows[r].begin < begin ? scratch.rows[r].begin : begin;
     end = scratch.rows[r].end > end ? scratch.rows[r].end : end;
   }
+  begin = begin > begin_tile * int64_t{kTileTokens} ? begin
+                                                    : begin_tile * int64_t{kTileTokens};
+  end = end < end_tile * int64_t{kTileTokens} ? end : end_tile * int64_t{kTileTokens};
   // With many rows the products take longer than the memory, and the blocks of rows
   // before this one have left the tiles in the cache.
   const int64_t fetch_end = block.num_rows <= kSubRows ? end : 0;
-  const RowState split{scratch.split_max, scratch.split_sum, scratch.split_acc};
-  for (int64_t s = first_split; s < last_split; ++s) {
-    const int64_t split_end =
-        (s + 1) * kSplitTokens < end ? (s + 1) * kSplitTokens : end;
-    if (split_end <= begin) continue;
-    reset<D>(block.num_rows, split);
-    for (int64_t tile = s * kSplitTokens; tile < split_end; tile += kTileTokens) {
-      if (tile + kTileTokens <= begin) continue;
-      const int64_t left = split_end - tile;
-      const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
-      const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
-      load_tile<D>(reader, tile, subtiles, fetch_end, scratch);
-      attend_tile<D>(block, tile, subtiles, scratch, split);
+  for (int64_t tile = begin / kTileTokens; tile * kTileTokens < end; ++tile) {
+    const int64_t tile_begin = tile * kTileTokens;
+    const int64_t left = end - tile_begin;
+    const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
+    const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
+    load_tile<D>(reader, tile_begin, subtiles, fetch_end, scratch);
+    attend_tile<D>(block, tile_begin, subtiles, scratch, split);
+    if ((tile + 1) % kSplitTiles == 0) {
+      merge_rows<D>(block.num_rows, total, split);
+      reset<D>(block.num_rows, split);
     }
-    merge_rows<D>(block.num_rows, state, split);
   }
 }
 
 template <int D>
-inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
-                        RowState state) {
+inline void finish_run(const AttentionArgs& args, int kv_head, const RowRun& run,
+                       const float* sums, float* accs) {
   const int group = args.num_heads / args.cache.num_kv_heads;
   const float norm = args.cache.format.rotate ? std::sqrt(static_cast<float>(D)) : 1.0f;
-  for (int r = 0; r < block.num_rows; ++r) {
-    float* acc = state.acc + r * D;
+  for (int r = 0; r < run.num_rows; ++r) {
+    float* acc = accs + r * D;
     const int64_t token =
-        args.query_start_loc[block.request] + (block.row_begin + r) / group;
-    const int64_t head = block.kv_head * group + (block.row_begin + r) % group;
-    const float sum = state.sum[r];
-    const VecF factor = set1(sum == 0 ? 0.0f : 1.0f / (sum * norm));
+        args.query_start_loc[run.request] + (run.row_begin + r) / group;
+    const int64_t head = kv_head * group + (run.row_begin + r) % group;
+    const VecF factor = set1(sums[r] == 0 ? 0.0f : 1.0f / (sums[r] * norm));
     // Before the rotation, whose sums could overflow for values near fp32's limit.
     for (int d = 0; d < D; d += 16) store(acc + d, mul(load(acc + d), factor));
     if (args.cache.format.rotate) fwht<D>(acc);
     store_row<D>(args.output,
                  token * args.output_token_stride + head * args.output_head_stride,
                  args.dtype, acc);
+  }
+}
+
+template <int D>
+inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
+                        RowState state) {
+  int row = 0;
+  for (int i = 0; i < block.num_runs; ++i) {
+    const RowRun& run = block.runs[i];
+    finish_run<D>(args, block.kv_head, run, state.sum + row, state.acc + row * D);
+    row += run.num_rows;
   }
 }
 

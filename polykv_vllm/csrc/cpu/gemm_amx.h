@@ -28,17 +28,45 @@ struct TileConfig {
   ~TileConfig() { _tile_release(); }
 };
 
-// Four sums are in flight everywhere, to hide the latency of the products; the last
-// ones of a tile may compute subtiles that do not exist, and leave them unwritten.
-constexpr int kScoreStride = kTileTokens * 4;
+// Four sums are in flight everywhere, to hide the latency of the products. Tiles leave
+// through memory; the vectors of one step are read while the next step's products run.
+class TileStage {
+ public:
+  int32_t* tile(int i) { return tiles_[step_ & 1][i]; }
+  // After the tiles of a step were stored: hands out those of the step before.
+  template <typename Drain>
+  void push(Drain drain) {
+    if (step_ > 0) drain(tiles_[~step_ & 1]);
+    ++step_;
+  }
+  template <typename Drain>
+  void finish(Drain drain) {
+    drain(tiles_[~step_ & 1]);
+  }
 
-// One left operand: both terms of up to 8 rows. Four subtiles per pass.
-template <int D>
-inline void qk_stacked(const int8_t* query, int subtiles, const uint8_t* const* keys,
-                       int32_t* scores, Prefetcher& prefetcher) {
-  for (int s = 0; s < subtiles; s += 4) {
+ private:
+  alignas(64) int32_t tiles_[2][4][256];
+  int step_ = 0;
+};
+
+// One left operand: both terms of up to 8 rows. Four subtiles per step; the last ones
+// may be none, and are computed from the last one's keys and left alone.
+template <int D, typename Sink>
+inline void qk_stacked(const GemmShape& shape, const int8_t* query,
+                       const uint8_t* const* keys, Prefetcher& prefetcher, Sink sink) {
+  TileStage stage;
+  int drained = 0;
+  const auto drain = [&](int32_t (*tiles)[256]) {
+    for (int i = 0; i < 4 && drained < shape.subtiles; ++i, ++drained) {
+      for (int r = 0; r < shape.rows; ++r) {
+        sink(r, drained * 16, load_i(tiles[i] + r * 16),
+             load_i(tiles[i] + (r + shape.low_row) * 16));
+      }
+    }
+  };
+  for (int s = 0; s < shape.subtiles; s += 4) {
     prefetcher.step();
-    const int last = subtiles - 1;
+    const int last = shape.subtiles - 1;
     const uint8_t* key[4];
     for (int i = 0; i < 4; ++i) key[i] = keys[s + i < last ? s + i : last];
     _tile_zero(0);
@@ -56,24 +84,33 @@ inline void qk_stacked(const int8_t* query, int subtiles, const uint8_t* const* 
       _tile_loadd(5, key[3] + c * 1024, 64);
       _tile_dpbsud(3, 4, 5);
     }
-    int32_t* out = scores + s * 16;
-    _tile_stored(0, out, kScoreStride);
-    if (s + 1 < subtiles) _tile_stored(1, out + 16, kScoreStride);
-    if (s + 2 < subtiles) _tile_stored(2, out + 32, kScoreStride);
-    if (s + 3 < subtiles) _tile_stored(3, out + 48, kScoreStride);
+    _tile_stored(0, stage.tile(0), 64);
+    _tile_stored(1, stage.tile(1), 64);
+    _tile_stored(2, stage.tile(2), 64);
+    _tile_stored(3, stage.tile(3), 64);
+    stage.push(drain);
   }
+  stage.finish(drain);
 }
 
-// Both terms of more than 8 rows share each key tile. Two subtiles per pass.
-template <int D>
-inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const* keys,
-                         int32_t* scores, Prefetcher& prefetcher) {
+// Both terms of more than 8 rows share each key tile. Two subtiles per step.
+template <int D, typename Sink>
+inline void qk_two_terms(const GemmShape& shape, const int8_t* query,
+                         const uint8_t* const* keys, Prefetcher& prefetcher,
+                         Sink sink) {
   const int8_t* low = query + 16 * D;
-  int32_t* low_scores = scores + 16 * kTileTokens;
-  for (int s = 0; s < subtiles; s += 2) {
+  TileStage stage;
+  int drained = 0;
+  const auto drain = [&](int32_t (*tiles)[256]) {
+    for (int i = 0; i < 4 && drained < shape.subtiles; i += 2, ++drained) {
+      for (int r = 0; r < shape.rows; ++r) {
+        sink(r, drained * 16, load_i(tiles[i] + r * 16), load_i(tiles[i + 1] + r * 16));
+      }
+    }
+  };
+  for (int s = 0; s < shape.subtiles; s += 2) {
     prefetcher.step();
-    const bool pair = s + 1 < subtiles;
-    const uint8_t *first = keys[s], *second = keys[pair ? s + 1 : s];
+    const uint8_t *first = keys[s], *second = keys[s + 1 < shape.subtiles ? s + 1 : s];
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -88,37 +125,47 @@ inline void qk_two_terms(const int8_t* query, int subtiles, const uint8_t* const
       _tile_dpbsud(2, 4, 7);
       _tile_dpbsud(3, 5, 7);
     }
-    _tile_stored(0, scores + s * 16, kScoreStride);
-    _tile_stored(1, low_scores + s * 16, kScoreStride);
-    if (!pair) break;
-    _tile_stored(2, scores + s * 16 + 16, kScoreStride);
-    _tile_stored(3, low_scores + s * 16 + 16, kScoreStride);
+    _tile_stored(0, stage.tile(0), 64);
+    _tile_stored(1, stage.tile(1), 64);
+    _tile_stored(2, stage.tile(2), 64);
+    _tile_stored(3, stage.tile(3), 64);
+    stage.push(drain);
   }
+  stage.finish(drain);
 }
 
-template <int D>
+template <int D, typename Sink>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores,
-                    Prefetcher& prefetcher) {
+                    const uint8_t* const* keys, Prefetcher& prefetcher, Sink sink) {
   if (shape.low_row == kSubRows) {
-    qk_two_terms<D>(query, shape.subtiles, keys, scores, prefetcher);
+    qk_two_terms<D>(shape, query, keys, prefetcher, sink);
   } else {
-    qk_stacked<D>(query, shape.subtiles, keys, scores, prefetcher);
+    qk_stacked<D>(shape, query, keys, prefetcher, sink);
   }
 }
 
 // Sums over 64 tokens at a time; the caller zeroes what lies between the last subtile
 // and the next multiple of 64 tokens in `prob`. Both terms of up to 8 rows.
-template <int D>
-inline void pv_stacked(const uint8_t* prob, int subtiles, const int8_t* levels,
-                       int32_t* acc, Prefetcher& prefetcher) {
+template <int D, typename Sink>
+inline void pv_stacked(const GemmShape& shape, const uint8_t* prob,
+                       const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
+  TileStage stage;
+  int dim = 0;
+  const auto drain = [&](int32_t (*tiles)[256]) {
+    for (int i = 0; i < 4; ++i, dim += 16) {
+      for (int r = 0; r < shape.rows; ++r) {
+        sink(r, dim, load_i(tiles[i] + r * 16),
+             load_i(tiles[i] + (r + shape.low_row) * 16));
+      }
+    }
+  };
   for (int g = 0; g < D / 16; g += 4) {
     prefetcher.step();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int chunk = 0; chunk * 4 < subtiles; ++chunk) {
+    for (int chunk = 0; chunk * 4 < shape.subtiles; ++chunk) {
       const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
       _tile_loadd(4, prob + chunk * 64, kTileTokens);
       _tile_loadd(5, level, D * 4);
@@ -130,25 +177,36 @@ inline void pv_stacked(const uint8_t* prob, int subtiles, const int8_t* levels,
       _tile_loadd(5, level + 192, D * 4);
       _tile_dpbusd(3, 4, 5);
     }
-    _tile_stored(0, acc + g * 16, D * 4);
-    _tile_stored(1, acc + g * 16 + 16, D * 4);
-    _tile_stored(2, acc + g * 16 + 32, D * 4);
-    _tile_stored(3, acc + g * 16 + 48, D * 4);
+    _tile_stored(0, stage.tile(0), 64);
+    _tile_stored(1, stage.tile(1), 64);
+    _tile_stored(2, stage.tile(2), 64);
+    _tile_stored(3, stage.tile(3), 64);
+    stage.push(drain);
   }
+  stage.finish(drain);
 }
 
 // Both terms of more than 8 rows share each tile of levels.
-template <int D>
-inline void pv_two_terms(const uint8_t* prob, int subtiles, const int8_t* levels,
-                         int32_t* acc, Prefetcher& prefetcher) {
+template <int D, typename Sink>
+inline void pv_two_terms(const GemmShape& shape, const uint8_t* prob,
+                         const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
   const uint8_t* low = prob + 16 * kTileTokens;
+  TileStage stage;
+  int dim = 0;
+  const auto drain = [&](int32_t (*tiles)[256]) {
+    for (int i = 0; i < 4; i += 2, dim += 16) {
+      for (int r = 0; r < shape.rows; ++r) {
+        sink(r, dim, load_i(tiles[i] + r * 16), load_i(tiles[i + 1] + r * 16));
+      }
+    }
+  };
   for (int g = 0; g < D / 16; g += 2) {
     prefetcher.step();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int chunk = 0; chunk * 4 < subtiles; ++chunk) {
+    for (int chunk = 0; chunk * 4 < shape.subtiles; ++chunk) {
       const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
       _tile_loadd(4, prob + chunk * 64, kTileTokens);
       _tile_loadd(6, level, D * 4);
@@ -159,20 +217,22 @@ inline void pv_two_terms(const uint8_t* prob, int subtiles, const int8_t* levels
       _tile_dpbusd(2, 4, 7);
       _tile_dpbusd(3, 5, 7);
     }
-    _tile_stored(0, acc + g * 16, D * 4);
-    _tile_stored(1, acc + 16 * D + g * 16, D * 4);
-    _tile_stored(2, acc + g * 16 + 16, D * 4);
-    _tile_stored(3, acc + 16 * D + g * 16 + 16, D * 4);
+    _tile_stored(0, stage.tile(0), 64);
+    _tile_stored(1, stage.tile(1), 64);
+    _tile_stored(2, stage.tile(2), 64);
+    _tile_stored(3, stage.tile(3), 64);
+    stage.push(drain);
   }
+  stage.finish(drain);
 }
 
-template <int D>
+template <int D, typename Sink>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
-                    int32_t* acc, Prefetcher& prefetcher) {
+                    Prefetcher& prefetcher, Sink sink) {
   if (shape.low_row == kSubRows) {
-    pv_two_terms<D>(prob, shape.subtiles, levels, acc, prefetcher);
+    pv_two_terms<D>(shape, prob, levels, prefetcher, sink);
   } else {
-    pv_stacked<D>(prob, shape.subtiles, levels, acc, prefetcher);
+    pv_stacked<D>(shape, prob, levels, prefetcher, sink);
   }
 }
 

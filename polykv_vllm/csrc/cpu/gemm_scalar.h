@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two integer products of attention. They are exact, so every instruction set
-// agrees on them bit for bit.
+// agrees on them bit for bit. Results leave in vectors of 16, both terms at once:
+// sink(row, first token or dim, high term, low term); of one row in ascending order.
 #pragma once
 
 namespace polykv {
@@ -10,38 +11,50 @@ struct TileConfig {
   TileConfig() {}
 };
 
-// scores[term][t] = sum_d keys[t][d] * query[term][d]; keys [subtile][D/4][16][4].
+// sum_d keys[t][d] * query[term][d] for 16 tokens; keys [D/4][16][4].
 template <int D>
+inline VecI subtile_scores(const int8_t* query, const uint8_t* keys) {
+  VecI sum = set1_i(0);
+  for (int t = 0; t < kSubtileTokens; ++t) {
+    for (int d = 0; d < D; ++d) {
+      sum.lane[t] += keys[d / 4 * 64 + t * 4 + d % 4] * query[d];
+    }
+  }
+  return sum;
+}
+
+template <int D, typename Sink>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores, Prefetcher&) {
-  for (int term = 0; term < 2; ++term) {
-    for (int r = 0; r < shape.rows; ++r) {
-      const int row = term * shape.low_row + r;
-      for (int t = 0; t < shape.subtiles * kSubtileTokens; ++t) {
-        const uint8_t* key = keys[t / kSubtileTokens] + t % kSubtileTokens * 4;
-        int32_t sum = 0;
-        for (int d = 0; d < D; ++d) {
-          sum += key[d / 4 * 64 + d % 4] * query[row * D + d];
-        }
-        scores[row * kTileTokens + t] = sum;
-      }
+                    const uint8_t* const* keys, Prefetcher&, Sink sink) {
+  for (int r = 0; r < shape.rows; ++r) {
+    for (int s = 0; s < shape.subtiles; ++s) {
+      sink(r, s * kSubtileTokens, subtile_scores<D>(query + r * D, keys[s]),
+           subtile_scores<D>(query + (r + shape.low_row) * D, keys[s]));
     }
   }
 }
 
-// acc[term][d] = sum_t prob[term][t] * levels[t][d]; levels [quad][D/16][16][4].
+// sum_t prob[term][t] * levels[t][d] for 16 dims; levels [quad][D/16][16][4].
 template <int D>
+inline VecI group_values(const uint8_t* prob, const int8_t* levels, int tokens) {
+  VecI sum = set1_i(0);
+  for (int t = 0; t < tokens; ++t) {
+    const int8_t* level = levels + t / 4 * D * 4 + t % 4;
+    for (int d = 0; d < 16; ++d) sum.lane[d] += prob[t] * level[d * 4];
+  }
+  return sum;
+}
+
+template <int D, typename Sink>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
-                    int32_t* acc, Prefetcher&) {
-  for (int term = 0; term < 2; ++term) {
-    for (int r = 0; r < shape.rows; ++r) {
-      const int row = term * shape.low_row + r;
-      std::memset(acc + row * D, 0, D * sizeof(int32_t));
-      for (int t = 0; t < shape.subtiles * kSubtileTokens; ++t) {
-        const int32_t p = prob[row * kTileTokens + t];
-        const int8_t* level = levels + t / 4 * D * 4 + t % 4;
-        for (int d = 0; d < D; ++d) acc[row * D + d] += p * level[d * 4];
-      }
+                    Prefetcher&, Sink sink) {
+  const int tokens = shape.subtiles * kSubtileTokens;
+  for (int r = 0; r < shape.rows; ++r) {
+    const uint8_t* high = prob + r * kTileTokens;
+    const uint8_t* low = high + shape.low_row * kTileTokens;
+    for (int d = 0; d < D; d += 16) {
+      sink(r, d, group_values<D>(high, levels + d * 4, tokens),
+           group_values<D>(low, levels + d * 4, tokens));
     }
   }
 }

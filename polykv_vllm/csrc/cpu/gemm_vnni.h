@@ -49,12 +49,31 @@ struct Accumulators {
       unrolled<C>([&](auto c) { high[r][c] = low[r][c] = _mm512_setzero_si512(); });
     });
   }
+
+  // Hands the sums out through memory: a sink that takes them from the registers makes
+  // GCC 12 keep them on the stack throughout the loop before.
+  template <typename Sink>
+  void drain(int row, int first, Sink sink) const {
+    alignas(64) int32_t sums[2][R][C][16];
+    unrolled<R>([&](auto r) {
+      unrolled<C>([&](auto c) {
+        _mm512_store_si512(sums[0][r][c], high[r][c]);
+        _mm512_store_si512(sums[1][r][c], low[r][c]);
+      });
+    });
+    for (int r = 0; r < R; ++r) {
+      for (int c = 0; c < C; ++c) {
+        sink(row + r, first + c * 16, load_i(sums[0][r][c]), load_i(sums[1][r][c]));
+      }
+    }
+  }
 };
 
-// Each broadcast of four query codes serves S subtiles of keys.
-template <int D, int R, int S>
+// Each broadcast of four query codes serves S subtiles of keys. `row` and `token` say
+// where the block lies; the pointers are at its first row and subtile.
+template <int D, int R, int S, typename Sink>
 inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const* keys,
-                     int32_t* out_high, int32_t* out_low) {
+                     int row, int token, Sink sink) {
   Accumulators<R, S> acc;
   acc.clear();
   int groups = D / 4;
@@ -72,45 +91,29 @@ inline void qk_block(const int8_t* high, const int8_t* low, const uint8_t* const
       });
     });
   }
-  unrolled<R>([&](auto r) {
-    unrolled<S>([&](auto s) {
-      _mm512_store_si512(out_high + r * kTileTokens + s * 16, acc.high[r][s]);
-      _mm512_store_si512(out_low + r * kTileTokens + s * 16, acc.low[r][s]);
-    });
-  });
+  acc.drain(row, token, sink);
 }
 
-template <int D, int R>
-inline void qk_rows(const GemmShape& shape, const int8_t* query, int row,
-                    const uint8_t* const* keys, int32_t* scores,
-                    Prefetcher& prefetcher) {
-  const int low = row + shape.low_row;
-  int s = 0;
-  for (; s + 2 <= shape.subtiles; s += 2) {
-    prefetcher.step();
-    qk_block<D, R, 2>(query + row * D, query + low * D, keys + s,
-                      scores + row * kTileTokens + s * 16,
-                      scores + low * kTileTokens + s * 16);
-  }
-  if (s < shape.subtiles) {
-    qk_block<D, R, 1>(query + row * D, query + low * D, keys + s,
-                      scores + row * kTileTokens + s * 16,
-                      scores + low * kTileTokens + s * 16);
-  }
-}
-
-template <int D>
+template <int D, typename Sink>
 inline void gemm_qk(const GemmShape& shape, const int8_t* query,
-                    const uint8_t* const* keys, int32_t* scores,
-                    Prefetcher& prefetcher) {
+                    const uint8_t* const* keys, Prefetcher& prefetcher, Sink sink) {
   by_rows(shape.rows, [&](auto count, int row) {
-    qk_rows<D, count>(shape, query, row, keys, scores, prefetcher);
+    const int8_t* high = query + row * D;
+    const int8_t* low = high + shape.low_row * D;
+    int s = 0;
+    for (; s + 2 <= shape.subtiles; s += 2) {
+      prefetcher.step();
+      qk_block<D, count, 2>(high, low, keys + s, row, s * 16, sink);
+    }
+    if (s < shape.subtiles) {
+      qk_block<D, count, 1>(high, low, keys + s, row, s * 16, sink);
+    }
   });
 }
 
-template <int D, int R>
+template <int D, int R, typename Sink>
 inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
-                    const int8_t* levels, int32_t* acc, Prefetcher& prefetcher) {
+                    const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
   constexpr int G = 2;  // groups of 16 dims per pass
   const uint8_t* high = prob + row * kTileTokens;
   const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
@@ -132,21 +135,15 @@ inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
         });
       });
     }
-    unrolled<R>([&](auto r) {
-      unrolled<G>([&](auto g) {
-        int32_t* out = acc + (row + r) * D + (group + g) * 16;
-        _mm512_store_si512(out, sums.high[r][g]);
-        _mm512_store_si512(out + shape.low_row * D, sums.low[r][g]);
-      });
-    });
+    sums.drain(row, group * 16, sink);
   }
 }
 
-template <int D>
+template <int D, typename Sink>
 inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* levels,
-                    int32_t* acc, Prefetcher& prefetcher) {
+                    Prefetcher& prefetcher, Sink sink) {
   by_rows(shape.rows, [&](auto count, int row) {
-    pv_rows<D, count>(shape, prob, row, levels, acc, prefetcher);
+    pv_rows<D, count>(shape, prob, row, levels, prefetcher, sink);
   });
 }
 

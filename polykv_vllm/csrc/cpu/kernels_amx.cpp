@@ -14,8 +14,9 @@
 #include "polykv/layout.h"
 
 #pragma GCC push_options
-#pragma GCC target( \
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,fma,avx2")
+#pragma GCC target(                                                                   \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8,fma," \
+    "avx2")
 // clang-format off: each file needs what the ones above it define
 #include "vec_avx512.h"
 #include "prefetch.h"
@@ -47,12 +48,12 @@ bool amx_usable() {
 // same integers, hence the same bits.
 constexpr int kMinTileRows = 5;
 
-void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int first_split,
-                  int last_split, RowState state) {
+void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int begin_tile,
+                  int end_tile, RowState total, RowState split) {
   if (rows.num_rows < kMinTileRows) {
-    avx512_kernels().attend(args, rows, first_split, last_split, state);
+    avx512_kernels().attend(args, rows, begin_tile, end_tile, total, split);
   } else {
-    attend_entry(args, rows, first_split, last_split, state);
+    attend_entry(args, rows, begin_tile, end_tile, total, split);
   }
 }
 

@@ -5,8 +5,10 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <limits>
 #include <vector>
+
+#include "passes.h"
+#include "row_states.h"
 
 namespace polykv {
 namespace {
@@ -19,121 +21,174 @@ int thread_count(int requested) {
   return requested > 0 ? requested : omp_get_max_threads();
 }
 
-struct Item {
-  RowBlock rows;
-  int first_split;  // first split that any of the rows attends to
-  int last_split;   // exclusive
+// The states of one pass: `total` of its finished splits and `split`, the open one.
+struct PassState {
+  StateBuffer total, split;
+  PassState(int max_rows, int head_dim)
+      : total(max_rows, head_dim), split(max_rows, head_dim) {}
 };
 
-// Owns the memory of the RowState of up to `max_rows` rows.
-class StateBuffer {
+class Runner {
  public:
-  StateBuffer(int max_rows, int head_dim)
-      : head_dim_(head_dim),
-        max_(round_up(max_rows)),
-        sum_(round_up(max_rows)),
-        acc_(static_cast<size_t>(round_up(max_rows)) * head_dim) {}
-
-  RowState neutral(int rows) {
-    std::fill_n(max_.begin(), round_up(rows), -std::numeric_limits<float>::infinity());
-    std::fill_n(sum_.begin(), round_up(rows), 0.0f);
-    std::fill_n(acc_.begin(), static_cast<size_t>(rows) * head_dim_, 0.0f);
-    return state();
+  Runner(const KernelTable& table, const AttentionArgs& args)
+      : table_(table),
+        args_(args),
+        plan_(plan_passes(args)),
+        head_dim_(args.cache.head_dim),
+        group_(args.num_heads / args.cache.num_kv_heads),
+        threads_(thread_count(args.num_threads)),
+        stored_rows_(args.num_segments > 0 ? args.num_rows * group_ : 0),
+        totals_(args.cache.num_kv_heads, stored_rows_, head_dim_),
+        splits_(args.cache.num_kv_heads, stored_rows_, head_dim_) {
+    for (const Pass& pass : plan_.passes) {
+      max_rows_ = std::max(max_rows_, pass.rows.num_rows);
+    }
   }
-  RowState state() { return {max_.data(), sum_.data(), acc_.data()}; }
 
- private:
-  static int round_up(int rows) { return (rows + 15) / 16 * 16; }  // whole vectors
-
-  int head_dim_;
-  std::vector<float> max_, sum_, acc_;
-};
-
-int max_rows(const std::vector<Item>& items) {
-  int rows = 0;
-  for (const Item& item : items) rows = std::max(rows, item.rows.num_rows);
-  return rows;
-}
-
-int split_of(int64_t position) { return static_cast<int>(position / kSplitTokens); }
-
-std::vector<Item> make_items(const AttentionArgs& args) {
-  const int group = args.num_heads / args.cache.num_kv_heads;
-  std::vector<Item> items;
-  for (int request = 0; request < args.num_reqs; ++request) {
-    const int query_len =
-        args.query_start_loc[request + 1] - args.query_start_loc[request];
-    const int64_t context = args.seq_lens[request] - query_len;
-    const int rows = query_len * group;
-    for (int head = 0; head < args.cache.num_kv_heads; ++head) {
-      for (int row = 0; row < rows; row += kMaxRows) {
-        const int count = std::min(kMaxRows, rows - row);
-        const int64_t end = context + (row + count - 1) / group + 1;
-        int64_t begin = 0;
-        if (args.sliding_window > 0) {
-          begin = std::max<int64_t>(0, context + row / group + 1 - args.sliding_window);
-        }
-        items.push_back(
-            {{request, head, row, count}, split_of(begin), split_of(end - 1) + 1});
+  void run() {
+    for (size_t level = 0; level + 1 < plan_.levels.size(); ++level) {
+      const int begin = plan_.levels[level], end = plan_.levels[level + 1];
+      if (threads_ == 1 || end - begin >= 4 * threads_) {
+        run_whole(begin, end);
+      } else {
+        run_splits(begin, end);
       }
     }
   }
-  return items;
-}
 
-// Enough blocks for every thread: each folds its own splits.
-void attend_whole(const KernelTable& table, const AttentionArgs& args,
-                  const std::vector<Item>& items, int threads) {
-  const int rows = max_rows(items);
-#pragma omp parallel num_threads(threads)
-  {
-    StateBuffer buffer(rows, args.cache.head_dim);
+ private:
+  // Takes over where the rows' earlier passes ended.
+  void load(const Pass& pass, PassState& state) {
+    RowState total = state.total.neutral(pass.rows.num_rows);
+    RowState split = state.split.neutral(pass.rows.num_rows);
+    for_each_run(pass, total, split, [&](const RowRun& run, RowState t, RowState s) {
+      if (plan_.is_fresh(&run)) return;
+      copy_state(stored(totals_, pass, run), t, run.num_rows, head_dim_);
+      copy_state(stored(splits_, pass, run), s, run.num_rows, head_dim_);
+    });
+  }
+
+  // Leaves the states to the rows' next passes, or writes the rows' results.
+  void close(const Pass& pass, PassState& state) {
+    const RowState total = state.total.state(), split = state.split.state();
+    if (pass.last) {
+      table_.merge(pass.rows.num_rows, head_dim_, total, split);
+      table_.finish(args_, pass.rows, total);
+      return;
+    }
+    for_each_run(pass, total, split, [&](const RowRun& run, RowState t, RowState s) {
+      copy_state(t, stored(totals_, pass, run), run.num_rows, head_dim_);
+      copy_state(s, stored(splits_, pass, run), run.num_rows, head_dim_);
+    });
+  }
+
+  template <typename Fn>
+  void for_each_run(const Pass& pass, RowState total, RowState split, Fn fn) const {
+    int row = 0;
+    for (int i = 0; i < pass.rows.num_runs; ++i) {
+      const RowRun& run = pass.rows.runs[i];
+      fn(run, advanced(total, row), advanced(split, row));
+      row += run.num_rows;
+    }
+  }
+
+  RowState advanced(RowState state, int rows) const {
+    return {state.max + rows, state.sum + rows,
+            state.acc + static_cast<int64_t>(rows) * head_dim_};
+  }
+
+  RowState stored(StateStore& store, const Pass& pass, const RowRun& run) const {
+    const int64_t first = int64_t{args_.query_start_loc[run.request]} * group_;
+    return store.at(pass.rows.kv_head, first + run.row_begin);
+  }
+
+  // Enough passes for every thread: each runs whole ones.
+  void run_whole(int begin, int end) {
+#pragma omp parallel num_threads(threads_)
+    {
+      PassState state(max_rows_, head_dim_);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t i = static_cast<int64_t>(items.size()) - 1; i >= 0; --i) {
-      const Item& item = items[i];
-      const RowState state = buffer.neutral(item.rows.num_rows);
-      table.attend(args, item.rows, item.first_split, item.last_split, state);
-      table.finish(args, item.rows, state);
+      for (int i = end - 1; i >= begin; --i) {
+        const Pass& pass = plan_.passes[i];
+        load(pass, state);
+        table_.attend(args_, pass.rows, pass.begin_tile, pass.end_tile,
+                      state.total.state(), state.split.state());
+        close(pass, state);
+      }
     }
   }
-}
 
-// Few blocks over long sequences: their splits run in parallel, a wave at a time, and
-// each block then folds its partial results in order.
-void attend_splits(const KernelTable& table, const AttentionArgs& args,
-                   const std::vector<Item>& items, int threads) {
+  // The tiles of a pass that lie in one split.
   struct Part {
-    int item, split;
+    int pass;
+    int begin_tile, end_tile;
+    bool is_first;  // goes on with the open split that the pass began with
   };
-  std::vector<Part> parts;
-  for (int i = 0; i < static_cast<int>(items.size()); ++i) {
-    for (int s = items[i].first_split; s < items[i].last_split; ++s) {
-      parts.push_back({i, s});
+
+  std::vector<Part> make_parts(int begin, int end) const {
+    std::vector<Part> parts;
+    for (int i = begin; i < end; ++i) {
+      const Pass& pass = plan_.passes[i];
+      for (int tile = pass.begin_tile; tile < pass.end_tile;) {
+        const int next =
+            std::min(pass.end_tile, (tile / kSplitTiles + 1) * kSplitTiles);
+        parts.push_back({i, tile, next, tile == pass.begin_tile});
+        tile = next;
+      }
     }
+    return parts;
   }
-  const int num_parts = static_cast<int>(parts.size());
-  const int wave = std::min(num_parts, kMaxPartials);
-  const StateBuffer empty(max_rows(items), args.cache.head_dim);
-  std::vector<StateBuffer> partials(wave, empty), totals(items.size(), empty);
-  for (size_t i = 0; i < items.size(); ++i) totals[i].neutral(items[i].rows.num_rows);
-  for (int start = 0; start < num_parts; start += wave) {
-    const int count = std::min(wave, num_parts - start);
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-    for (int p = 0; p < count; ++p) {
-      const auto [item, split] = parts[start + p];
-      const RowBlock& rows = items[item].rows;
-      table.attend(args, rows, split, split + 1, partials[p].neutral(rows.num_rows));
+
+  // Few passes over long sequences: their splits run in parallel, a wave at a time, and
+  // each pass then folds its partial results in order.
+  void run_splits(int begin, int end) {
+    const std::vector<Part> parts = make_parts(begin, end);
+    const int num_parts = static_cast<int>(parts.size());
+    const int wave = std::min(num_parts, kMaxPartials);
+    const PassState empty(max_rows_, head_dim_);
+    std::vector<PassState> states(end - begin, empty), partials(wave, empty);
+    for (int i = begin; i < end; ++i) load(plan_.passes[i], states[i - begin]);
+    for (int start = 0; start < num_parts; start += wave) {
+      const int count = std::min(wave, num_parts - start);
+#pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
+      for (int p = 0; p < count; ++p) {
+        const Part& part = parts[start + p];
+        run_part(part, states[part.pass - begin], partials[p]);
+      }
+      for (int p = 0; p < count; ++p) {
+        const Part& part = parts[start + p];
+        fold_part(part, states[part.pass - begin], partials[p]);
+      }
     }
-    for (int p = 0; p < count; ++p) {
-      const int item = parts[start + p].item;
-      table.merge(items[item].rows.num_rows, args.cache.head_dim, totals[item].state(),
-                  partials[p].state());
+    for (int i = begin; i < end; ++i) close(plan_.passes[i], states[i - begin]);
+  }
+
+  void run_part(const Part& part, PassState& state, PassState& partial) {
+    const RowBlock& rows = plan_.passes[part.pass].rows;
+    partial.total.neutral(rows.num_rows);
+    partial.split.neutral(rows.num_rows);
+    if (part.is_first) {
+      copy_state(state.split.state(), partial.split.state(), rows.num_rows, head_dim_);
     }
+    table_.attend(args_, rows, part.begin_tile, part.end_tile, partial.total.state(),
+                  partial.split.state());
   }
-  for (size_t i = 0; i < items.size(); ++i) {
-    table.finish(args, items[i].rows, totals[i].state());
+
+  void fold_part(const Part& part, PassState& state, PassState& partial) {
+    const int rows = plan_.passes[part.pass].rows.num_rows;
+    table_.merge(rows, head_dim_, state.total.state(), partial.total.state());
+    // An incomplete split is the last of its pass, and is open now.
+    copy_state(partial.split.state(), state.split.state(), rows, head_dim_);
   }
-}
+
+  const KernelTable& table_;
+  const AttentionArgs& args_;
+  const PassPlan plan_;
+  const int head_dim_, group_, threads_;
+  const int64_t stored_rows_;
+  int max_rows_ = 0;
+  StateStore totals_, splits_;
+};
 
 }  // namespace
 
@@ -152,14 +207,7 @@ void run_store(const KernelTable& table, const StoreArgs& args) {
 }
 
 void run_attention(const KernelTable& table, const AttentionArgs& args) {
-  const std::vector<Item> items = make_items(args);
-  const int threads = thread_count(args.num_threads);
-  const bool many = static_cast<int>(items.size()) >= 4 * threads;
-  if (threads == 1 || many) {
-    attend_whole(table, args, items, threads);
-  } else {
-    attend_splits(table, args, items, threads);
-  }
+  Runner(table, args).run();
 }
 
 }  // namespace polykv

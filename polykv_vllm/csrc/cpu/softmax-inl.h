@@ -32,10 +32,10 @@ struct TileResult {
   uint32_t valid;                      // rows that attend to anything in the tile
 };
 
-// Scratch of one sub-block and tile. `scores` and `prob` hold both terms (GemmShape).
+// Scratch of one sub-block and tile. `prob` holds both terms (GemmShape).
 struct SoftmaxBuffers {
-  alignas(64) int32_t scores[2 * kSubRows * kTileTokens];
-  alignas(64) float x[kSubRows * kTileTokens];
+  alignas(64) float x[kSubRows * kTileTokens];  // scores, then probabilities
+  alignas(64) float top[kSubRows][16];          // lane-wise maxima of the scores
   alignas(64) uint8_t prob[2 * kSubRows * kTileTokens];
   TileScales scales;
   Prefetcher prefetcher;
@@ -54,23 +54,33 @@ struct TokenRange {
   bool covers(int tokens) const { return begin <= 0 && end >= tokens; }
 };
 
-// Combines the terms, scales by the keys; returns the lane-wise maximum.
-template <bool kMasked>
-inline VecF scale_scores(const int32_t* high, const int32_t* low,
-                         const float* key_scale, int32_t correction, TokenRange range,
-                         int subtiles, float* x) {
-  const VecI offset = set1_i(correction);
-  VecF top = set1(-kInf);
-  for (int t = 0; t < subtiles * 16; t += 16) {
-    const VecI dot = add_i(shift_left<8>(load_i(high + t)), load_i(low + t));
-    VecF score = mul(to_float(add_i(dot, offset)), load(key_scale + t));
-    if constexpr (kMasked) {
-      score = select(tokens_mask(range.begin, range.end, t), score, set1(-kInf));
-    }
-    store(x + t, score);
-    top = max(top, score);
+// Receives the scores of QK: combines the terms and scales by the keys.
+struct ScoreSink {
+  const RowParams* rows;
+  SoftmaxBuffers& buffers;
+
+  void begin(int num_rows) const {
+    for (int r = 0; r < num_rows; ++r) store(buffers.top[r], set1(-kInf));
   }
-  return top;
+  void operator()(int r, int token, VecI high, VecI low) const {
+    const VecI dot = add_i(shift_left<8>(high), low);
+    const VecF score = mul(to_float(add_i(dot, set1_i(rows[r].correction))),
+                           load(buffers.scales.key + token));
+    store(buffers.x + r * kTileTokens + token, score);
+    store(buffers.top[r], max(load(buffers.top[r]), score));
+  }
+};
+
+// Hides the tokens that a row does not attend to; what they hold may be anything.
+inline void mask_scores(TokenRange range, int subtiles, float* x, float* top) {
+  VecF largest = set1(-kInf);
+  for (int t = 0; t < subtiles * 16; t += 16) {
+    const VecF score =
+        select(tokens_mask(range.begin, range.end, t), load(x + t), set1(-kInf));
+    store(x + t, score);
+    largest = max(largest, score);
+  }
+  store(top, largest);
 }
 
 // Replaces scores by weight * value scale. The row's weight is 2^(score - max); the
@@ -104,84 +114,117 @@ inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
   const int padded = (subtiles + 3) / 4 * 4;
   for (int s = subtiles; s < padded; ++s) store(x + s * 16, set1(0.0f));
   for (int t = 0; t < padded * 16; t += 64) {
-    VecI p[4];
-    for (int i = 0; i < 4; ++i) p[i] = to_int(mul(load(x + t + i * 16), unit_v));
-    store_u16_split(high + t, low + t, p);
+    const VecF p[4] = {load(x + t), load(x + t + 16), load(x + t + 32),
+                       load(x + t + 48)};
+    store_u16_split(high + t, low + t, p, unit_v);
   }
 }
 
-// Scores of `rows` rows -> probabilities, row by row in three sweeps, so that the
-// reductions of all rows run side by side.
-inline void tile_softmax(int rows, int low_row, int subtiles, const RowParams* params,
+// Scores of `rows` rows -> probabilities, row by row in sweeps, so that the reductions
+// of all rows run side by side. kSubtiles is their number if the tile is whole, so
+// that the loops over it unroll; else 0.
+template <int kSubtiles>
+inline void softmax_rows(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
   VecF lanes[kSubRows], tops[kSubRows];
   alignas(64) float scale[kSubRows] = {}, minus_max[kSubRows], unit[kSubRows];
-  const int tokens = subtiles * 16;
+  const int subtiles = kSubtiles > 0 ? kSubtiles : shape.subtiles;
   const auto range = [&](int r) {
     return TokenRange{params[r].begin - tile_begin, params[r].end - tile_begin};
   };
   for (int r = 0; r < kSubRows; ++r) lanes[r] = tops[r] = set1(0.0f);
-  for (int r = 0; r < rows; ++r) {
-    buffers.prefetcher.step();
-    const int32_t* high = buffers.scores + r * kTileTokens;
-    const int32_t* low = buffers.scores + (r + low_row) * kTileTokens;
-    float* x = buffers.x + r * kTileTokens;
-    const bool full = range(r).covers(tokens);
-    lanes[r] = (full ? scale_scores<false>
-                     : scale_scores<true>)(high, low, buffers.scales.key,
-                                           params[r].correction, range(r), subtiles, x);
+  for (int r = 0; r < shape.rows; ++r) {
+    if (!range(r).covers(subtiles * 16)) {
+      mask_scores(range(r), subtiles, buffers.x + r * kTileTokens, buffers.top[r]);
+    }
+    lanes[r] = load(buffers.top[r]);
     scale[r] = params[r].scale;
   }
   const VecF row_max = mul(reduce_max_rows(lanes), load(scale));
   store(result.max, row_max);
   store(minus_max, sub(set1(0.0f), row_max));
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < shape.rows; ++r) {
     buffers.prefetcher.step();
-    const bool full = range(r).covers(tokens);
-    (full ? weigh<false> : weigh<true>)(buffers.scales.value, scale[r], minus_max[r],
-                                        range(r), subtiles, buffers.x + r * kTileTokens,
-                                        &lanes[r], &tops[r]);
+    float* x = buffers.x + r * kTileTokens;
+    if (range(r).covers(subtiles * 16)) {
+      weigh<false>(buffers.scales.value, scale[r], minus_max[r], range(r), subtiles, x,
+                   &lanes[r], &tops[r]);
+    } else {
+      weigh<true>(buffers.scales.value, scale[r], minus_max[r], range(r), subtiles, x,
+                  &lanes[r], &tops[r]);
+    }
   }
   store(result.sum, reduce_add_rows(lanes));
   const VecF prob_max = reduce_max_rows(tops);
   const Mask usable = greater(prob_max, set1(kProbTiny));
   store(unit, select(usable, div(set1(kProbMax), prob_max), set1(0.0f)));
   store(result.factor, select(usable, mul(prob_max, set1(1 / kProbMax)), set1(0.0f)));
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < shape.rows; ++r) {
     buffers.prefetcher.step();
     quantize_prob(buffers.x + r * kTileTokens, unit[r], subtiles,
                   buffers.prob + r * kTileTokens,
-                  buffers.prob + (r + low_row) * kTileTokens);
+                  buffers.prob + (r + shape.low_row) * kTileTokens);
   }
 }
 
-// state = state * old + part * fresh, where both weights are relative to the new
-// maximum. `part_acc(r, d)` gives 16 lanes of the part's weighted values.
-template <int D, typename PartAcc>
-inline void fold(int first, int rows, uint32_t valid, const float* part_max,
-                 const float* part_sum, const float* factor, RowState state,
-                 PartAcc part_acc) {
-  alignas(64) float old_weight[16], new_weight[16], merged_max[16], merged_sum[16];
+inline void tile_softmax(const GemmShape& shape, const RowParams* params,
+                         int64_t tile_begin, SoftmaxBuffers& buffers,
+                         TileResult& result) {
+  constexpr int kWhole = kTileTokens / kSubtileTokens;
+  if (shape.subtiles == kWhole) {
+    softmax_rows<kWhole>(shape, params, tile_begin, buffers, result);
+  } else {
+    softmax_rows<0>(shape, params, tile_begin, buffers, result);
+  }
+}
+
+// How a part enters the running state: state = state * old + part * fresh, both
+// relative to the new maximum.
+struct Fold {
+  alignas(64) float old[16], fresh[16];
+  uint32_t valid;  // rows that the part has anything of
+};
+
+// Updates maxima and sums of up to 16 rows from `first` on. `factor`: the value of one
+// unit of the part's weighted values.
+inline Fold fold_sums(int first, int rows, uint32_t valid, const float* part_max,
+                      const float* part_sum, const float* factor, RowState state) {
+  Fold fold;
+  fold.valid = valid;
+  alignas(64) float merged_max[16], merged_sum[16];
   const VecF state_max = load(state.max + first);
   const VecF peak = max(state_max, load(part_max));
   const VecF old = exp2(sub(state_max, peak));
   const VecF fresh = exp2(sub(load(part_max), peak));
-  store(old_weight, old);
-  store(new_weight, mul(fresh, load(factor)));
+  store(fold.old, old);
+  store(fold.fresh, mul(fresh, load(factor)));
   store(merged_max, peak);
   store(merged_sum, fma(load(part_sum), fresh, mul(load(state.sum + first), old)));
   for (int r = 0; r < rows; ++r) {
     if (!(valid >> r & 1)) continue;
     state.max[first + r] = merged_max[r];
     state.sum[first + r] = merged_sum[r];
-    float* acc = state.acc + (first + r) * D;
-    const VecF a = set1(old_weight[r]), b = set1(new_weight[r]);
-    for (int d = 0; d < D; d += 16) {
-      store(acc + d, fma(part_acc(r, d), b, mul(load(acc + d), a)));
-    }
   }
+  return fold;
 }
+
+inline void fold_values(const Fold& fold, int r, float* acc, VecF part) {
+  store(acc, fma(part, set1(fold.fresh[r]), mul(load(acc), set1(fold.old[r]))));
+}
+
+// Receives the sums of PV and folds them into the rows' weighted values.
+template <int D>
+struct ValueSink {
+  const Fold& fold;
+  float* acc;  // of the first row
+
+  void operator()(int r, int dim, VecI high, VecI low) const {
+    if (!(fold.valid >> r & 1)) return;
+    const VecF part = to_float(add_i(shift_left<8>(high), low));
+    fold_values(fold, r, acc + r * D + dim, part);
+  }
+};
 
 }  // namespace
 }  // namespace polykv

@@ -9,15 +9,15 @@ void store_entry(const StoreArgs& args, int64_t begin, int64_t end) {
   store_tokens(args, begin, end);
 }
 
-void attend_entry(const AttentionArgs& args, const RowBlock& rows, int first_split,
-                  int last_split, RowState state) {
+void attend_entry(const AttentionArgs& args, const RowBlock& rows, int begin_tile,
+                  int end_tile, RowState total, RowState split) {
   switch (args.cache.head_dim) {
     case 64:
-      return attend_rows<64>(args, rows, first_split, last_split, state);
+      return attend_rows<64>(args, rows, begin_tile, end_tile, total, split);
     case 128:
-      return attend_rows<128>(args, rows, first_split, last_split, state);
+      return attend_rows<128>(args, rows, begin_tile, end_tile, total, split);
     default:
-      return attend_rows<256>(args, rows, first_split, last_split, state);
+      return attend_rows<256>(args, rows, begin_tile, end_tile, total, split);
   }
 }
 

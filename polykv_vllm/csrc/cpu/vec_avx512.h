@@ -76,20 +76,45 @@ inline void store_fp16(uint16_t* p, VecF a) {
 inline void store_i8(int8_t* p, VecI a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(a));
 }
-// packus works inside 128-bit lanes, which leaves quads of tokens intact but in the
-// order (lane, vector); one permutation of quads puts them back.
-inline void store_u16_split(uint8_t* high, uint8_t* low, const VecI x[4]) {
+inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  const __m512 magic = _mm512_set1_ps(8388608.0f);
+  __m512i p[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    p[i] = _mm512_castps_si512(_mm512_fmadd_ps(x[i], unit, magic));
+  }
+#ifdef __AVX512VBMI__
+  // Low bytes of two vectors, then their high bytes: bytes 4i and 4i + 1 of both.
+  alignas(64) static constexpr uint8_t kBytes[64] = {
+      0,  4,  8,  12, 16, 20, 24, 28, 32, 36,  40,  44,  48,  52,  56,  60,
+      64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112, 116, 120, 124,
+      1,  5,  9,  13, 17, 21, 25, 29, 33, 37,  41,  45,  49,  53,  57,  61,
+      65, 69, 73, 77, 81, 85, 89, 93, 97, 101, 105, 109, 113, 117, 121, 125};
+  const __m512i bytes = _mm512_load_si512(kBytes);
+  const __m512i a = _mm512_permutex2var_epi8(p[0], bytes, p[1]);
+  const __m512i b = _mm512_permutex2var_epi8(p[2], bytes, p[3]);
+  _mm512_storeu_si512(low, _mm512_shuffle_i64x2(a, b, 0x44));
+  _mm512_storeu_si512(high, _mm512_shuffle_i64x2(a, b, 0xee));
+#else
+  // Lane i of `h` collects the high bytes of token i of p[0], p[2], p[1], p[3]; `l` the
+  // low ones. Transposing 4 x 4 bytes puts the tokens beside each other.
+  const __m512i even = _mm512_set1_epi16(255);
+  const __m512i a =
+      _mm512_mask_blend_epi16(0xaaaaaaaa, p[0], _mm512_slli_epi32(p[1], 16));
+  const __m512i b =
+      _mm512_mask_blend_epi16(0xaaaaaaaa, p[2], _mm512_slli_epi32(p[3], 16));
+  // 0xca selects: mask ? second : third.
+  const __m512i h = _mm512_ternarylogic_epi32(even, _mm512_srli_epi16(a, 8), b, 0xca);
+  const __m512i l = _mm512_ternarylogic_epi32(even, a, _mm512_slli_epi16(b, 8), 0xca);
+  const __m512i bytes = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
   const __m512i order =
       _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  const __m512i mask = _mm512_set1_epi16(255);
-  const __m512i a = _mm512_packus_epi32(x[0], x[1]);
-  const __m512i b = _mm512_packus_epi32(x[2], x[3]);
-  const __m512i h =
-      _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
-  const __m512i l =
-      _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask));
-  _mm512_storeu_si512(high, _mm512_permutexvar_epi32(order, h));
-  _mm512_storeu_si512(low, _mm512_permutexvar_epi32(order, l));
+  _mm512_storeu_si512(high,
+                      _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(h, bytes)));
+  _mm512_storeu_si512(low,
+                      _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(l, bytes)));
+#endif
 }
 inline void prefetch(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);

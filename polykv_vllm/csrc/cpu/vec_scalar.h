@@ -179,13 +179,15 @@ inline void store_i8(int8_t* p, VecI a) {
     p[i] = static_cast<int8_t>(x < -128 ? -128 : x > 127 ? 127 : x);
   }
 }
-// The high and low bytes of 64 integers in 0..65535 (larger ones saturate).
-inline void store_u16_split(uint8_t* high, uint8_t* low, const VecI x[4]) {
+// The high and low bytes of 64 numbers x * unit in 0..65535, to the nearest integer,
+// ties to even. In a sum with 2^23 the integer is the low part of the bits; a NaN
+// leaves some bytes or other.
+inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
   for (int i = 0; i < 64; ++i) {
-    const int32_t v = x[i / 16].lane[i % 16];
-    const int32_t u = v < 0 ? 0 : v > 65535 ? 65535 : v;
-    high[i] = static_cast<uint8_t>(u >> 8);
-    low[i] = static_cast<uint8_t>(u & 255);
+    const float sum = std::fma(x[i / 16].lane[i % 16], unit.lane[0], 8388608.0f);
+    const int32_t bits = bits_of(sum);
+    high[i] = static_cast<uint8_t>(bits >> 8);
+    low[i] = static_cast<uint8_t>(bits);
   }
 }
 inline void prefetch(const void*) {}

@@ -42,6 +42,13 @@ struct StoreArgs {
   int32_t num_threads;
 };
 
+// Tiles begin..end (exclusive) of the sequences of several requests lie in the same
+// blocks: they are read once for all of these.
+struct SharedSegment {
+  int32_t begin_tile, end_tile;
+  int32_t first_reader, num_readers;  // a range of `readers`
+};
+
 // Causal attention of the query rows of `num_reqs` requests over their cached tokens.
 struct AttentionArgs {
   Cache cache;
@@ -52,10 +59,14 @@ struct AttentionArgs {
   const int32_t* query_start_loc;  // [num_reqs + 1]
   int64_t query_token_stride, query_head_stride;  // elements
   int64_t output_token_stride, output_head_stride;
-  int64_t block_table_stride;  // elements
-  int64_t num_rows;            // token rows of query and output, for the bounds check
-  int32_t block_table_width;   // elements
+  const SharedSegment* segments;  // [num_segments]; of one request: ascending
+  const int32_t* readers;         // requests, each once per segment
+  int64_t num_readers;            // length of `readers`
+  int64_t block_table_stride;     // elements
+  int64_t num_rows;           // token rows of query and output, for the bounds check
+  int32_t block_table_width;  // elements
   int32_t num_reqs;
+  int32_t num_segments;
   int32_t num_heads;
   int32_t sliding_window;  // keys a query sees, itself included; <= 0: all
   DType dtype;

@@ -13,15 +13,24 @@ constexpr int kTileTokens = 128;
 // Tokens of a split: splits lie at multiples of this from the start of the sequence
 // and their partial results merge in ascending order, whoever computes them.
 constexpr int kSplitTokens = 512;
+constexpr int kSplitTiles = kSplitTokens / kTileTokens;
 // Query rows (tokens x heads of the group) that one pass over the cache serves.
 constexpr int kMaxRows = 64;
 
-// Rows `row_begin..row_begin+num_rows` of (request, KV head); row = token*group + head.
-struct RowBlock {
+// Rows row_begin..row_begin+num_rows of a request; row = token*group + head of group.
+struct RowRun {
   int32_t request;
-  int32_t kv_head;
   int32_t row_begin;
   int32_t num_rows;
+};
+
+// Rows that read the same tiles of one KV head: of one request, or of several that
+// share these tiles.
+struct RowBlock {
+  const RowRun* runs;
+  int32_t num_runs;
+  int32_t num_rows;  // of all runs, <= kMaxRows
+  int32_t kv_head;
 };
 
 // Running softmax state of a block of rows: maximum of the scores in base 2, sum of
@@ -37,10 +46,12 @@ struct KernelTable {
   bool (*supported)();
   // Tokens begin..end of StoreArgs, all heads.
   void (*store)(const StoreArgs& args, int64_t begin, int64_t end);
-  // Folds splits first..last (exclusive) into `state`, which the caller initialised.
-  void (*attend)(const AttentionArgs& args, const RowBlock& rows, int first_split,
-                 int last_split, RowState state);
-  // state = merge(state, part): the fold that `attend` itself uses between splits.
+  // Folds tiles begin..end (exclusive) into `split`, the state of the split that they
+  // lie in; at the end of a split, folds it into `total` and clears it. Both states
+  // come from the caller, so that a row may go on where another pass ended.
+  void (*attend)(const AttentionArgs& args, const RowBlock& rows, int begin_tile,
+                 int end_tile, RowState total, RowState split);
+  // state = merge(state, part): the fold that `attend` itself uses after a split.
   void (*merge)(int num_rows, int head_dim, RowState state, RowState part);
   // Normalises, rotates back, converts and writes the rows.
   void (*finish)(const AttentionArgs& args, const RowBlock& rows, RowState state);

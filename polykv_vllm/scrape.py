@@ -46,6 +46,32 @@ class CacheReport:
 
 
 @dataclass(frozen=True)
+class SharingCounters:
+    """Tokens attended to since the start, as polykv counts them.
+
+    Attributes:
+        shared_tokens: Read once for several requests.
+        unshared_tokens: Read for one request each.
+
+    """
+
+    shared_tokens: float
+    unshared_tokens: float
+
+    def __sub__(self, earlier: "SharingCounters") -> "SharingCounters":
+        return SharingCounters(
+            self.shared_tokens - earlier.shared_tokens,
+            self.unshared_tokens - earlier.unshared_tokens,
+        )
+
+    @property
+    def shared_rate(self) -> float | None:
+        """Share of the tokens that were read for several requests; None without any."""
+        both = self.shared_tokens + self.unshared_tokens
+        return self.shared_tokens / both if both else None
+
+
+@dataclass(frozen=True)
 class EngineLoad:
     """What the engine is doing at one moment.
 
@@ -86,6 +112,14 @@ def cache_report(metrics: str) -> CacheReport:
             num_blocks=int(labels["num_gpu_blocks"]),
         )
     raise LookupError("vLLM's /metrics has no vllm:cache_config_info")
+
+
+def sharing_counters(metrics: str) -> SharingCounters:
+    """Return what polykv counted; zeros for a server with another cache."""
+    tokens = {"shared": 0.0, "unshared": 0.0}
+    for labels, value in _samples(metrics, "vllm:polykv_attended_tokens_total"):
+        tokens[labels["path"]] += value
+    return SharingCounters(tokens["shared"], tokens["unshared"])
 
 
 def engine_load(metrics: str) -> EngineLoad:

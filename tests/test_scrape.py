@@ -7,9 +7,11 @@ from polykv_vllm.scrape import (
     CacheReport,
     EngineLoad,
     PrefixCounters,
+    SharingCounters,
     cache_report,
     engine_load,
     prefix_counters,
+    sharing_counters,
 )
 
 METRICS = """\
@@ -56,6 +58,18 @@ vllm:num_preemptions_total{engine="0"} 3.0
     )
     assert engine_load(metrics) == EngineLoad(15, 2, 0.25, 3)
     assert engine_load("") == EngineLoad(0, 0, 0.0, 0)
+
+
+def test_sharing_counters() -> None:
+    name = "vllm:polykv_attended_tokens_total"
+    metrics = f"""\
+{name}{{engine="0",path="shared",reason=""}} 90.0
+{name}{{engine="0",path="unshared",reason="single"}} 6.0
+{name}{{engine="0",path="unshared",reason="tail"}} 4.0
+"""
+    assert sharing_counters(metrics) == SharingCounters(90, 10)
+    assert (sharing_counters(metrics) - SharingCounters(40, 0)).shared_rate == 50 / 60
+    assert sharing_counters("").shared_rate is None
 
 
 def test_missing_metric_is_an_error() -> None:

@@ -32,6 +32,8 @@ class Phase:
         prompt_tokens: Looked up in the prefix cache.
         hit_tokens: Found there.
         preemptions: Requests that lost their blocks.
+        shared_rate: Share of the attended tokens that were read once for several
+            agents; None where the server does not count them.
 
     """
 
@@ -47,6 +49,7 @@ class Phase:
     prompt_tokens: int
     hit_tokens: int
     preemptions: int
+    shared_rate: float | None
 
     @property
     def hit_rate(self) -> float:
@@ -63,6 +66,7 @@ def phase_of(
     requested_output_tokens: int,
     prefix: PrefixCounters,
     preemptions: int,
+    shared_rate: float | None,
 ) -> Phase:
     """Take the figures of one wave from the client's result.
 
@@ -74,6 +78,7 @@ def phase_of(
         requested_output_tokens: Of all requests together.
         prefix: Counted by the server during the wave.
         preemptions: Likewise.
+        shared_rate: Likewise.
 
     """
     return Phase(
@@ -89,6 +94,7 @@ def phase_of(
         prompt_tokens=prefix.queried_tokens,
         hit_tokens=prefix.hit_tokens,
         preemptions=preemptions,
+        shared_rate=shared_rate,
     )
 
 

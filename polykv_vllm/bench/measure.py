@@ -11,7 +11,12 @@ from polykv_vllm.bench.pool import reset_prefix_cache
 from polykv_vllm.bench.sampler import LoadSampler, peak_usage_by_running
 from polykv_vllm.bench.scenario import Case, Scenario
 from polykv_vllm.bench.workload import Prompt, Workload, needed_blocks
-from polykv_vllm.scrape import cache_report, engine_load, prefix_counters
+from polykv_vllm.scrape import (
+    cache_report,
+    engine_load,
+    prefix_counters,
+    sharing_counters,
+)
 from polykv_vllm.server import VllmServer
 
 COLD, WARM = "cold", "warm"
@@ -77,6 +82,9 @@ class Bench:
             prefix=prefix_counters(after) - prefix_counters(before),
             preemptions=engine_load(after).preemptions
             - engine_load(before).preemptions,
+            shared_rate=(
+                sharing_counters(after) - sharing_counters(before)
+            ).shared_rate,
         )
 
     def memory(self, server: VllmServer) -> dict[str, Any]:

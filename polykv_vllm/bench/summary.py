@@ -52,6 +52,12 @@ class CaseArm:
         queried = sum(run["prompt_tokens"] for run in runs)
         return sum(run["hit_tokens"] for run in runs) / queried if queried else 0.0
 
+    def shared_rate(self) -> float | None:
+        """Return the share of warm attention that served several agents at once."""
+        rates = [run.get("shared_rate") for run in self.warm]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) / len(known) if known else None
+
     @property
     def decode(self) -> float:
         """Median decode throughput of the warm wave, tokens per second."""

@@ -71,7 +71,8 @@ def speed_table(summary: Summary) -> Table:
     """Decode throughput of all cases, beside each arm's ratio the bound."""
     baselines = [b for b in BASELINES if any(b in a for a in summary.cases.values())]
     table = Table("Decode throughput, warm prefix cache", [CASE, "arm", "tokens/s"], 2)
-    table.columns += [*(f"x {baseline} (bound)" for baseline in baselines), "hits"]
+    table.columns += [*(f"x {baseline} (bound)" for baseline in baselines), "shared"]
+    table.columns.append("hits")
     for name, arms in summary.cases.items():
         table.groups.add(len(table.rows))
         for row in arms.values():
@@ -80,6 +81,7 @@ def speed_table(summary: Summary) -> Table:
                     *_case_cells(table, row),
                     spread(row.spread(WARM, "decode_tokens_per_s")),
                     *(_ratio_cell(summary, name, row, over) for over in baselines),
+                    share(row.shared_rate()),
                     f"{row.hit_rate(WARM):.1%}",
                 ]
             )
@@ -87,7 +89,8 @@ def speed_table(summary: Summary) -> Table:
         "tokens/s: all agents together, while all of them generate; median (range) of "
         f"{summary.scenario.repetitions} repetitions\n"
         "bound: the ratio with an attention that costs nothing, measured\n"
-        "hits: prompt tokens that came from the prefix cache"
+        "shared: attended tokens that were read once for several agents; hits: prompt "
+        "tokens that came from the prefix cache"
     )
     return table
 
@@ -285,6 +288,11 @@ def number(value: float) -> str:
 def ratio(value: float | None) -> str:
     """Return e.g. `2.78x`."""
     return NONE if value is None else f"{value:.2f}x"
+
+
+def share(value: float | None) -> str:
+    """Return e.g. `93.1%`."""
+    return NONE if value is None else f"{value:.1%}"
 
 
 def mib(value: float) -> str:

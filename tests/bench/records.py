@@ -50,6 +50,7 @@ def phase(agents: int, decode: float, **changes: Any) -> dict[str, Any]:
         "prompt_tokens": 3136 * agents,
         "hit_tokens": 3072 * agents,
         "preemptions": 0,
+        "shared_rate": None,
         **changes,
     }
 

@@ -44,7 +44,9 @@ def test_decode_rate_without_a_common_time_is_nan() -> None:
 
 
 def test_phase_takes_figures_from_client_and_server() -> None:
-    phase = phase_of(RECORD, 10, PrefixCounters(200, 150), preemptions=1)
+    phase = phase_of(
+        RECORD, 10, PrefixCounters(200, 150), preemptions=1, shared_rate=0.5
+    )
     assert phase.hit_rate == 0.75
     assert (phase.ttft_ms, phase.ttft_max_ms) == (1500.0, 2000.0)
     assert phase.itl_ms == {"p50": 1000.0, "p90": 1000.0, "p99": 1000.0}

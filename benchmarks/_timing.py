@@ -12,14 +12,14 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
+
+from polykv_vllm.bench.environment import last_level_cache_bytes
 
 Arm = Callable[[int], None]
 """Runs once, on the copy of its cache with the given number (modulo its copies)."""
 
 _COLD_FACTOR = 1.25
 _MIN_COLD_BYTES = 64 << 20
-_CACHE_SIZES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,6 @@ class Timing:
     def as_dict(self) -> dict[str, float | int]:
         """Return the fields for a JSON report."""
         return asdict(self)
-
-
-def last_level_cache_bytes(root: str = _CACHE_SIZES) -> int:
-    """Size of the largest CPU cache as Linux reports it; 0 where it does not."""
-    units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    sizes = [0]
-    for path in Path(root).glob("index*/size"):
-        text = path.read_text().strip()
-        sizes.append(int(text[:-1]) * units[text[-1]])
-    return max(sizes)
 
 
 def cold_footprint_bytes() -> int:

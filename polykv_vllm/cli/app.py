@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polykv_vllm import __version__
+from polykv_vllm.cli.bench import bench
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import DEFAULT_MODEL, MODELS
 
@@ -23,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(bench, name="bench")
 
 KVCacheDtype = Annotated[
     str,
@@ -122,8 +125,8 @@ def demo(
     """
     from polykv_vllm.cli.check import CheckError
     from polykv_vllm.demo.run import DemoOptions, run_demo
-    from polykv_vllm.demo.server import ServerError
     from polykv_vllm.models import ModelBuildError
+    from polykv_vllm.server import ServerError
 
     options = DemoOptions(model, kv_cache_dtype, max_tokens, compare)
     try:

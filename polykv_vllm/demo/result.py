@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 
 from polykv_vllm.demo.agents import Wave
-from polykv_vllm.demo.metrics import PrefixCounters
+from polykv_vllm.scrape import PrefixCounters
 
 
 @dataclass(frozen=True)

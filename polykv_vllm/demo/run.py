@@ -14,12 +14,12 @@ from polykv_vllm.capacity import capacity_tokens
 from polykv_vllm.cli.check import run_check
 from polykv_vllm.demo import display
 from polykv_vllm.demo.agents import Agent, next_wave, open_conversations, run_wave
-from polykv_vllm.demo.metrics import CacheReport, cache_report, prefix_counters
 from polykv_vllm.demo.result import Arm, CacheFigures, WaveFigures
 from polykv_vllm.demo.scenario import load_scenario
-from polykv_vllm.demo.server import ServerError, VllmServer
 from polykv_vllm.formats import is_polykv_dtype
 from polykv_vllm.models import DEFAULT_MODEL, resolve_model
+from polykv_vllm.scrape import CacheReport, cache_report, prefix_counters
+from polykv_vllm.server import ServerError, VllmServer
 from polykv_vllm.support import Support
 
 MODEL_NAME = "demo"

@@ -5,8 +5,8 @@ from rich.console import Console
 
 from polykv_vllm.demo import display
 from polykv_vllm.demo.agents import Turn, Wave
-from polykv_vllm.demo.metrics import PrefixCounters
 from polykv_vllm.demo.result import Arm, CacheFigures, WaveFigures
+from polykv_vllm.scrape import PrefixCounters
 
 STOCK = CacheFigures("bfloat16", 2**28, 128, 23040, 11648, "bfloat16: computed")
 OURS = CacheFigures("polykv", 2**28, 128, 8280, 32384, "polykv: reported")

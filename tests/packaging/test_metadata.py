@@ -49,6 +49,7 @@ def test_wheel_serves_every_python_and_is_complete(tmp_path: Path) -> None:
     files = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "polykv_vllm"
     data = [p for p in (package / "demo" / "data").iterdir() if p.is_file()]
+    data += (package / "bench" / "scenarios").glob("*.yaml")
     expected = [package / "py.typed", package / "_C.so", *package.rglob("*.py"), *data]
     assert {str(p.relative_to(ROOT)) for p in expected} <= files
     assert not [name for name in files if name.startswith(("tests/", "benchmarks/"))]

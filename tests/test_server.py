@@ -6,6 +6,7 @@ A script takes vLLM's place: like it, it starts a child process and serves /heal
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from polykv_vllm.demo import server as server_module
-from polykv_vllm.demo.server import ServerError, VllmServer, group_members
+from polykv_vllm import server as server_module
+from polykv_vllm.server import ServerError, VllmServer, group_members
 
 STAND_IN = """
 import http.server, signal, subprocess, sys, time
@@ -101,13 +102,93 @@ def test_error_inside_is_passed_on_after_the_stop(tmp_path: Path) -> None:
     assert group_members(server.process_group) == []
 
 
+def _states(group: int) -> set[str]:
+    """Return the states of all processes of a group: S sleeps, T is stopped."""
+    stats = [Path(f"/proc/{pid}/stat").read_text() for pid in group_members(group)]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+
+def test_paused_server_stands_still_and_goes_on(tmp_path: Path) -> None:
+    with StandIn(["well"], tmp_path / "log") as server:
+        server.wait_until_healthy()
+        server.pause()
+        _wait_for(lambda: _states(server.process_group) == {"T"})
+        server.resume()
+        assert server.metrics() == "metrics"
+        server.pause()
+    assert group_members(server.process_group) == []
+
+
+def test_killed_owner_leaves_no_paused_server(tmp_path: Path) -> None:
+    owner_script = f"""
+import time
+from pathlib import Path
+from tests.test_server import StandIn
+with StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
+    server.wait_until_healthy()
+    server.pause()
+    print(server.process_group, flush=True)
+    time.sleep(600)
+"""
+    command = [sys.executable, "-c", owner_script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        group = int(owner.stdout.readline())
+        owner.kill()
+        owner.wait(30)
+    _wait_for(lambda: not group_members(group))
+
+
+def test_port_in_use_is_an_error_before_the_start(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind((server_module.HOST, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerError, match=f"port {port} .* is in use"):
+            StandIn(["well"], tmp_path / "log", port=port).__enter__()
+    assert not (tmp_path / "log").exists()
+
+
+def test_environment_and_cpus_reach_the_server(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    with StandIn(
+        ["well"], tmp_path / "log", environment={"POLYKV_TEST": "1"}, cpus=[cpu]
+    ) as server:
+        server.wait_until_healthy()
+        leader = Path(f"/proc/{server.process_group}")
+        assert b"POLYKV_TEST=1" in (leader / "environ").read_bytes()
+        assert os.sched_getaffinity(server.process_group) == {cpu}
+
+
+def test_dead_server_is_explained_by_its_first_error(tmp_path: Path) -> None:
+    lines = [
+        "(APIServer) WARNING errors like `OSError: too many files`",
+        "(EngineCore) ERROR [core.py:1510] vllm.x.DeadError: the cache is too small",
+        *["traceback"] * 40,
+        "RuntimeError: the engine failed",
+        *[' - leaked type "x"'] * 40,
+    ]
+    log = tmp_path / "log"
+    with StandIn(["well"], log) as server:
+        server.wait_until_healthy()
+        server.check_alive()
+        log.write_text("\n".join(lines))
+        os.killpg(server.process_group, signal.SIGKILL)
+        _wait_for(lambda: not group_members(server.process_group))
+        with pytest.raises(
+            ServerError,
+            match=r"(?s)died, exit -9:\nvllm.x.DeadError: .*too small.*engine failed",
+        ):
+            server.check_alive()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signal_to_the_owner(tmp_path: Path, number: signal.Signals) -> None:
     owner_script = f"""
 import signal, sys, time
 from pathlib import Path
 from polykv_vllm.demo.run import _exit_on_signal
-from tests.demo.test_server import StandIn
+from tests.test_server import StandIn
 signal.signal(signal.SIGTERM, _exit_on_signal)
 with StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
     server.wait_until_healthy()

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The servers that are compared."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from polykv_vllm.formats import CACHE_DTYPES
+
+UNSHARED = "-unshared"
+BOUND = "bound"
+_WORKERS = "polykv_vllm.bench.workers"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to serve.
+
+    Attributes:
+        name: In tables and files.
+        about: For the legend.
+        cache_dtype: Value of `--kv-cache-dtype`.
+        serve_args: Further arguments of `vllm serve`.
+        needs_amx: It differs from another arm only on a CPU with AMX.
+        is_bound: It computes no attention: a bound for speed, its answers are noise.
+
+    """
+
+    name: str
+    about: str
+    cache_dtype: str
+    serve_args: tuple[str, ...] = ()
+    needs_amx: bool = False
+    is_bound: bool = False
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether polykv's cache is what this arm shows."""
+        return self.cache_dtype in CACHE_DTYPES and not self.is_bound
+
+
+def _worker(name: str) -> tuple[str, ...]:
+    return ("--worker-extension-cls", f"{_WORKERS}.{name}")
+
+
+_STOCK = (
+    Arm("stock", "vLLM's own cache in the model's dtype, its own attention", "auto"),
+    Arm("stock-fp8", "vLLM's own 8-bit cache", "fp8"),
+    Arm(
+        "stock-avx512",
+        "stock with its attention kept off AMX, as on a CPU without it",
+        "auto",
+        _worker("without_amx.WithoutAmx"),
+        needs_amx=True,
+    ),
+    Arm(
+        BOUND,
+        "polykv with an attention that costs nothing: no attention can be faster",
+        "polykv",
+        _worker("without_attention.WithoutAttention"),
+        is_bound=True,
+    ),
+)
+
+
+def _ours(cache_dtype: str) -> tuple[Arm, Arm]:
+    off = json.dumps({"polykv": {"prefix_sharing": False}})
+    return (
+        Arm(
+            f"{cache_dtype}{UNSHARED}",
+            f"{cache_dtype}, every agent reads the shared blocks for itself",
+            cache_dtype,
+            ("--additional-config", off),
+        ),
+        Arm(
+            cache_dtype,
+            f"{cache_dtype}, shared blocks are read once for all agents",
+            cache_dtype,
+        ),
+    )
+
+
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (*_STOCK, *(arm for dtype in CACHE_DTYPES for arm in _ours(dtype)))
+}
+
+
+def arm_named(name: str) -> Arm:
+    """Return an arm.
+
+    Raises:
+        ValueError: There is none of that name; the message lists all.
+
+    """
+    if name not in ARMS:
+        raise ValueError(f"there is no arm {name!r}; there are: {', '.join(ARMS)}")
+    return ARMS[name]
+
+
+def cpu_has_amx(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """Whether this CPU computes bf16 with AMX."""
+    try:
+        return "amx_bf16" in Path(cpuinfo).read_text()
+    except OSError:
+        return False

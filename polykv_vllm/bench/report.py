@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the report: JSON, Markdown and plots; shows the tables."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from polykv_vllm.bench.environment import headline
+from polykv_vllm.bench.measure import COLD, WARM
+from polykv_vllm.bench.plots import draw_all
+from polykv_vllm.bench.summary import CaseArm, Summary
+from polykv_vllm.bench.tables import all_tables
+
+JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
+
+
+def write(summary: Summary, output: Path, command: str) -> None:
+    """Write `report.json`, `report.md` and the plots into `output`."""
+    record = as_record(summary, command)
+    (output / JSON_NAME).write_text(json.dumps(_finite(record), indent=1) + "\n")
+    plots = draw_all(summary, output)
+    (output / MARKDOWN_NAME).write_text(_markdown(summary, command, plots))
+
+
+def show(summary: Summary, output: Path, console: Console) -> None:
+    """Print all tables, what is wrong, and where the files are."""
+    for table in all_tables(summary):
+        console.print()
+        table.print(console)
+    console.print()
+    for note in summary.notes:
+        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
+    for problem in summary.problems:
+        console.print(f"[bold red]error:[/] {escape(problem)}", highlight=False)
+    names = [JSON_NAME, MARKDOWN_NAME, *sorted(p.name for p in output.glob("*.png"))]
+    console.print(f"in {output}: {', '.join(names)}", highlight=False)
+
+
+def as_record(summary: Summary, command: str) -> dict[str, Any]:
+    """Return everything as one JSON object."""
+    return {
+        "benchmark": "agents",
+        "command": command,
+        "scenario": json.loads(summary.scenario.model_dump_json()),
+        "environment": summary.environments[-1] if summary.environments else None,
+        "serve_commands": summary.commands,
+        "caches": summary.caches,
+        "cases": {
+            name: {arm: _row_record(summary, name, row) for arm, row in arms.items()}
+            for name, arms in summary.cases.items()
+        },
+        "memory": summary.memory,
+        "distinct": summary.distinct,
+        "notes": summary.notes,
+        "problems": summary.problems,
+    }
+
+
+def _row_record(summary: Summary, case: str, row: CaseArm) -> dict[str, Any]:
+    others = [name for name in summary.cases[case] if name != row.arm.name]
+    return {
+        "agents": row.agents,
+        "shared_tokens": row.shared_tokens,
+        "median_decode_tokens_per_s": row.decode,
+        "decode_over": {
+            name: summary.ratio(case, row.arm.name, name) for name in others
+        },
+        "saved_of_attention_time": {
+            name: summary.possible(case, row.arm.name, name) for name in others
+        },
+        "hit_rate": {phase: row.hit_rate(phase) for phase in (COLD, WARM)},
+        "cold": row.cold,
+        "warm": row.warm,
+    }
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with null for every NaN, which JSON does not have."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _markdown(summary: Summary, command: str, plots: list[str]) -> str:
+    parts = ["## Many agents with one system prompt\n", f"`{command}`\n"]
+    if summary.environments:
+        parts.append(headline(summary.environments[-1]).replace("\n", "  \n") + "\n")
+    parts += [table.markdown() for table in all_tables(summary)]
+    parts += [f"![{Path(name).stem}]({name})\n" for name in plots]
+    parts += [f"Note: {note}\n" for note in summary.notes]
+    parts += [f"**Error:** {problem}\n" for problem in summary.problems]
+    return "\n".join(parts)

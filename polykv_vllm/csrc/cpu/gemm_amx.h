@@ -29,15 +29,18 @@ struct TileConfig {
 };
 
 // Four sums are in flight everywhere, to hide the latency of the products. Tiles leave
-// through memory; the vectors of one step are read while the next step's products run.
+// through memory: the vectors of one step are read after the products of the next were
+// begun and before their tiles are stored, so that both fit the window of the core.
 class TileStage {
  public:
-  int32_t* tile(int i) { return tiles_[step_ & 1][i]; }
-  // After the tiles of a step were stored: hands out those of the step before.
   template <typename Drain>
-  void push(Drain drain) {
+  void store(Drain drain) {
     if (step_ > 0) drain(tiles_[~step_ & 1]);
-    ++step_;
+    auto& tiles = tiles_[step_++ & 1];
+    _tile_stored(0, tiles[0], 64);
+    _tile_stored(1, tiles[1], 64);
+    _tile_stored(2, tiles[2], 64);
+    _tile_stored(3, tiles[3], 64);
   }
   template <typename Drain>
   void finish(Drain drain) {
@@ -84,11 +87,7 @@ inline void qk_stacked(const GemmShape& shape, const int8_t* query,
       _tile_loadd(5, key[3] + c * 1024, 64);
       _tile_dpbsud(3, 4, 5);
     }
-    _tile_stored(0, stage.tile(0), 64);
-    _tile_stored(1, stage.tile(1), 64);
-    _tile_stored(2, stage.tile(2), 64);
-    _tile_stored(3, stage.tile(3), 64);
-    stage.push(drain);
+    stage.store(drain);
   }
   stage.finish(drain);
 }
@@ -108,28 +107,29 @@ inline void qk_two_terms(const GemmShape& shape, const int8_t* query,
       }
     }
   };
+  const auto load = [&](int s, int c) {
+    const int second = s + 1 < shape.subtiles ? s + 1 : s;
+    _tile_loadd(4, query + c * 64, D);
+    _tile_loadd(6, keys[s] + c * 1024, 64);
+    _tile_loadd(5, low + c * 64, D);
+    _tile_loadd(7, keys[second] + c * 1024, 64);
+  };
+  load(0, 0);
   for (int s = 0; s < shape.subtiles; s += 2) {
     prefetcher.step();
-    const uint8_t *first = keys[s], *second = keys[s + 1 < shape.subtiles ? s + 1 : s];
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int c = 0; c < D / 64; ++c) {
-      _tile_loadd(4, query + c * 64, D);
-      _tile_loadd(6, first + c * 1024, 64);
+      if (c > 0) load(s, c);
       _tile_dpbsud(0, 4, 6);
-      _tile_loadd(5, low + c * 64, D);
       _tile_dpbsud(1, 5, 6);
-      _tile_loadd(7, second + c * 1024, 64);
       _tile_dpbsud(2, 4, 7);
       _tile_dpbsud(3, 5, 7);
     }
-    _tile_stored(0, stage.tile(0), 64);
-    _tile_stored(1, stage.tile(1), 64);
-    _tile_stored(2, stage.tile(2), 64);
-    _tile_stored(3, stage.tile(3), 64);
-    stage.push(drain);
+    if (s + 2 < shape.subtiles) load(s + 2, 0);
+    stage.store(drain);
   }
   stage.finish(drain);
 }
@@ -178,11 +178,7 @@ inline void pv_one_operand(const GemmShape& shape, const uint8_t* prob,
       _tile_loadd(5, level + 192, D * 4);
       _tile_dpbusd(3, 4, 5);
     }
-    _tile_stored(0, stage.tile(0), 64);
-    _tile_stored(1, stage.tile(1), 64);
-    _tile_stored(2, stage.tile(2), 64);
-    _tile_stored(3, stage.tile(3), 64);
-    stage.push(drain);
+    stage.store(drain);
   }
   stage.finish(drain);
 }
@@ -201,6 +197,14 @@ inline void pv_two_terms(const GemmShape& shape, const uint8_t* prob,
       }
     }
   };
+  const auto load = [&](int g, int chunk) {
+    const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
+    _tile_loadd(4, prob + chunk * 64, kTileTokens);
+    _tile_loadd(6, level, D * 4);
+    _tile_loadd(5, low + chunk * 64, kTileTokens);
+    _tile_loadd(7, level + 64, D * 4);
+  };
+  load(0, 0);
   for (int g = 0; g < D / 16; g += 2) {
     prefetcher.step();
     _tile_zero(0);
@@ -208,21 +212,14 @@ inline void pv_two_terms(const GemmShape& shape, const uint8_t* prob,
     _tile_zero(2);
     _tile_zero(3);
     for (int chunk = 0; chunk * 4 < shape.subtiles; ++chunk) {
-      const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
-      _tile_loadd(4, prob + chunk * 64, kTileTokens);
-      _tile_loadd(6, level, D * 4);
+      if (chunk > 0) load(g, chunk);
       _tile_dpbusd(0, 4, 6);
-      _tile_loadd(5, low + chunk * 64, kTileTokens);
       _tile_dpbusd(1, 5, 6);
-      _tile_loadd(7, level + 64, D * 4);
       _tile_dpbusd(2, 4, 7);
       _tile_dpbusd(3, 5, 7);
     }
-    _tile_stored(0, stage.tile(0), 64);
-    _tile_stored(1, stage.tile(1), 64);
-    _tile_stored(2, stage.tile(2), 64);
-    _tile_stored(3, stage.tile(3), 64);
-    stage.push(drain);
+    if (g + 2 < D / 16) load(g + 2, 0);
+    stage.store(drain);
   }
   stage.finish(drain);
 }

@@ -89,8 +89,8 @@ def speed_table(summary: Summary) -> Table:
         "tokens/s: all agents together, while all of them generate; median (range) of "
         f"{summary.scenario.repetitions} repetitions\n"
         "bound: the ratio with an attention that costs nothing, measured\n"
-        "shared: attended tokens that were read once for several agents; hits: prompt "
-        "tokens that came from the prefix cache"
+        "shared: attended tokens, prefill included, read once for several agents\n"
+        "hits: prompt tokens that came from the prefix cache"
     )
     return table
 

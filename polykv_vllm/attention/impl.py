@@ -70,8 +70,15 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.recorder = open_recorder(parallel.data_parallel_index, parallel.rank)
         self.recorder_layer = self.recorder.add_layer()
         options = parse_options(vllm_config.additional_config)
-        self.fast = options.fast_arithmetic
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
+        self._store = ops.layer_store(self.fmt, isa=self.isa)
+        self._attend = ops.layer_attention(
+            self.fmt,
+            self.scale,
+            self.sliding_window,
+            fast=options.fast_arithmetic,
+            isa=self.isa,
+        )
         logger.info_once(
             "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
             "kernels: %s",
@@ -100,9 +107,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
 
         """
         start = perf_counter()
-        ops.reshape_and_cache(
-            key, value, kv_cache, slot_mapping, self.fmt, isa=self.isa
-        )
+        self._store(key, value, kv_cache, slot_mapping)
         self.recorder.add_store_seconds(perf_counter() - start)
 
     def forward(
@@ -141,19 +146,6 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         if attn_metadata is None:
             return output
         start = perf_counter()
-        ops.paged_attention(
-            query,
-            kv_cache,
-            output,
-            attn_metadata.block_table,
-            attn_metadata.seq_lens,
-            attn_metadata.query_start_loc,
-            self.fmt,
-            self.scale,
-            self.sliding_window,
-            forest=attn_metadata.forest,
-            fast=self.fast,
-            isa=self.isa,
-        )
+        self._attend(query, kv_cache, output, attn_metadata.batch)
         self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)
         return output

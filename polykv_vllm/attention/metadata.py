@@ -2,6 +2,7 @@
 """What the kernels need to know about a batch."""
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -36,6 +37,13 @@ class PolyKVMetadata(AttentionMetadata):
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     forest: ops.PrefixForest | None = None
+
+    @cached_property
+    def batch(self) -> ops.AttentionBatch:
+        """What the kernels of all layers are told, checked once."""
+        return ops.AttentionBatch(
+            self.block_table, self.seq_lens, self.query_start_loc, self.forest
+        )
 
 
 class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):

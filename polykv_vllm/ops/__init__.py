@@ -4,31 +4,34 @@
     reshape_and_cache  quantize, pack and scatter new keys and values
     paged_attention    causal attention straight from the packed blocks
 
+A layer that runs step by step keeps one of `layer_store` and `layer_attention`.
 `build_prefix_forest` finds the blocks that attention reads once for several requests.
 The operations look up (op, device, isa) in one table; a missing entry raises and names
 what exists. Nothing here imports vllm.
 """
 
+from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.dispatch import (
     available_isas,
     current_isa,
+    layer_attention,
+    layer_store,
     paged_attention,
     reshape_and_cache,
 )
-from polykv_vllm.ops.forest import (
-    TILE_TOKENS,
-    PrefixForest,
-    SharingCounts,
-    build_prefix_forest,
-)
+from polykv_vllm.ops.forest import TILE_TOKENS, build_prefix_forest
+from polykv_vllm.ops.segments import PrefixForest, SharingCounts
 
 __all__ = [
     "TILE_TOKENS",
+    "AttentionBatch",
     "PrefixForest",
     "SharingCounts",
     "available_isas",
     "build_prefix_forest",
     "current_isa",
+    "layer_attention",
+    "layer_store",
     "paged_attention",
     "reshape_and_cache",
 ]

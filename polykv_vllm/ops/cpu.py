@@ -4,14 +4,15 @@
 The library is plain C (ctypes), not a torch extension: it depends on no torch ABI,
 so one wheel serves CPU and CUDA builds of any torch. Dtypes, shapes and strides are
 checked here, the values of indices by the library (csrc/cpu/check.cpp). Both run once
-per layer and step, so they are kept to a few microseconds.
+per layer and step, so a layer keeps its arguments and checks what is new about them.
 """
 
 import ctypes as ct
 import math
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,11 +24,11 @@ from polykv_vllm.ops._structs import (
     Format,
     StoreArgs,
 )
+from polykv_vllm.ops.batch import AttentionBatch, check_index
 from polykv_vllm.ops.table import validate_cache
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
 
-_NOTHING_SHARED = torch.empty(0, dtype=torch.int32)
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -61,14 +62,13 @@ def load_library() -> ct.CDLL:
     return lib
 
 
-def implementations() -> dict[str, tuple[Callable[..., None], Callable[..., None]]]:
-    """Return {isa: (reshape_and_cache, paged_attention)}, fastest first."""
+def implementations() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Return {isa: (makes a layer's store, makes its attention)}, fastest first."""
     lib = load_library()
-    store, attend = lib.polykv_reshape_and_cache, lib.polykv_paged_attention
     return {
         lib.polykv_isa_name(i).decode(): (
-            partial(_store, partial(store, i)),
-            partial(_attend, partial(attend, i)),
+            partial(LayerStore, partial(lib.polykv_reshape_and_cache, i)),
+            partial(LayerAttention, partial(lib.polykv_paged_attention, i)),
         )
         for i in range(lib.polykv_num_isas())
         if lib.polykv_isa_supported(i)
@@ -78,33 +78,21 @@ def implementations() -> dict[str, tuple[Callable[..., None], Callable[..., None
 def _cache_struct(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Cache:
     if kv_cache.device.type != "cpu":
         raise ValueError(f"kv_cache must be on the CPU, not on {kv_cache.device}")
-    key = (kv_cache.data_ptr(), kv_cache.shape, kv_cache.stride(), kv_cache.dtype)
-    return _checked_cache(key, fmt, head_dim)
-
-
-@lru_cache(maxsize=4096)  # a model's layers; a step asks for the same ones again
-def _checked_cache(
-    key: tuple[int, torch.Size, tuple[int, ...], torch.dtype],
-    fmt: FormatSpec,
-    head_dim: int,
-) -> Cache:
-    address, shape, strides, dtype = key
     if fmt not in FORMATS.values():
         raise NotImplementedError(
             f"no kernel for {fmt}; available: {', '.join(FORMATS)}"
         )
     slot_bytes = fmt.slot_bytes(head_dim)
-    validate_cache(shape, strides, dtype, slot_bytes)
-    num_blocks, num_kv_heads, block_size, _ = shape
+    validate_cache(kv_cache.shape, kv_cache.stride(), kv_cache.dtype, slot_bytes)
+    num_blocks, num_kv_heads, block_size, _ = kv_cache.shape
     if block_size % BLOCK_SIZE_MULTIPLE:
         raise ValueError(
             f"block size {block_size} is not a multiple of {BLOCK_SIZE_MULTIPLE}"
         )
     return Cache(
-        address,
+        kv_cache.data_ptr(),
         num_blocks,
-        strides[0],
-        strides[1],
+        *kv_cache.stride()[:2],
         num_kv_heads,
         block_size,
         head_dim,
@@ -128,24 +116,6 @@ def _check_rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> int:
     return _DTYPES[rows.dtype]
 
 
-def check_index(name: str, index: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
-    """Check a tensor of indices that the library is to read.
-
-    Raises:
-        ValueError: It has another dtype, device, number of dimensions or stride.
-
-    """
-    if index.dtype != dtype or index.device.type != "cpu" or index.dim() != dims:
-        raise ValueError(
-            f"{name} must be {dtype} on the CPU with {dims} dimension(s), not "
-            f"{index.dtype} on {index.device} with shape {list(index.shape)}"
-        )
-    if index.numel() and index.stride(-1) != 1:
-        raise ValueError(
-            f"the last dimension of {name} must be contiguous, not {index.stride()}"
-        )
-
-
 def _check_softmax(scale: float, sliding_window: int) -> None:
     if not 0 < scale < math.inf:
         raise ValueError(f"the softmax scale must be positive and finite, not {scale}")
@@ -161,113 +131,134 @@ def _raise_if(error: bytes | None) -> None:
         raise ValueError(error.decode())
 
 
-def _store(
-    kernel: Callable[..., bytes | None],
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    fmt: FormatSpec,
-    num_threads: int,
-) -> None:
-    head_dim = key.shape[-1]
-    cache = _cache_struct(kv_cache, fmt, head_dim)
-    shape = (cache.num_kv_heads, head_dim)
-    dtype = _check_rows("key", key, shape)
-    if _check_rows("value", value, shape) != dtype:
-        raise ValueError(f"key is {key.dtype}, value {value.dtype}")
-    narrow = slot_mapping.dtype == torch.int32
-    slots = slot_mapping.to(torch.int64) if narrow else slot_mapping
-    check_index("slot_mapping", slots, torch.int64, 1)
-    num_tokens = slots.shape[0]
-    if min(key.shape[0], value.shape[0]) < num_tokens:
-        raise ValueError(
-            f"{num_tokens} slots for {key.shape[0]} keys and {value.shape[0]} values"
-        )
-    args = StoreArgs(
-        cache,
-        key.data_ptr(),
-        value.data_ptr(),
-        slots.data_ptr(),
-        num_tokens,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        dtype,
-        num_threads,
-    )
-    _raise_if(kernel(ct.byref(args)))
+def _form(rows: torch.Tensor) -> tuple[Any, ...]:
+    """Return what was checked of rows: equal forms need no second check."""
+    return rows.shape, rows.stride(), rows.dtype, rows.device
 
 
-def _attend(
-    kernel: Callable[..., bytes | None],
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    output: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    fmt: FormatSpec,
-    scale: float,
-    sliding_window: int,
-    shared: tuple[torch.Tensor, torch.Tensor] | None,
-    fast: bool,
-    num_threads: int,
-) -> None:
-    if query.dim() != 3:
-        _check_rows("query", query, ())
-    num_rows, num_heads, head_dim = query.shape
-    _check_softmax(scale, sliding_window)
-    cache = _cache_struct(kv_cache, fmt, head_dim)
-    shape = (num_heads, head_dim)
-    dtype = _check_rows("query", query, shape)
-    if _check_rows("output", output, shape) != dtype:
-        raise ValueError(f"query is {query.dtype}, output {output.dtype}")
-    if num_heads % cache.num_kv_heads:
-        raise ValueError(
-            f"{num_heads} query heads are no multiple of {cache.num_kv_heads} KV heads"
-        )
-    check_index("block_table", block_table, torch.int32, 2)
-    check_index("seq_lens", seq_lens, torch.int32, 1)
-    check_index("query_start_loc", query_start_loc, torch.int32, 1)
-    num_reqs = seq_lens.shape[0]
-    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
-        raise ValueError(
-            f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
-            f"{block_table.shape[0]} block table rows"
-        )
-    if shared is None:
-        segments = readers = _NOTHING_SHARED
-    else:
-        segments, readers = shared
-        check_index("segments", segments, torch.int32, 2)
-        check_index("readers", readers, torch.int32, 1)
-        if segments.shape[1] != 4 or not segments.is_contiguous():
-            raise ValueError(
-                "segments must be contiguous [num_segments, 4], not "
-                f"{list(segments.shape)} with strides {segments.stride()}"
+class LayerStore:
+    """See `ops.layer_store`. The struct stays; what changed is checked and set."""
+
+    def __init__(
+        self, kernel: Callable[..., bytes | None], fmt: FormatSpec, num_threads: int
+    ) -> None:
+        self._kernel, self._fmt = kernel, fmt
+        self._args = StoreArgs(num_threads=num_threads)
+        self._ref = ct.byref(self._args)
+        self._cache: torch.Tensor | None = None
+        self._slots: torch.Tensor | None = None
+        self._forms: tuple[Any, ...] = ()
+
+    def __call__(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Quantize and scatter; arguments as in `ops.reshape_and_cache`."""
+        args = self._args
+        forms = (_form(key), _form(value))
+        if kv_cache is not self._cache or forms != self._forms:
+            self._cache = None  # until all of it is known to be right
+            self._bind(key, value, kv_cache)
+            self._cache, self._forms = kv_cache, forms
+        if slot_mapping is not self._slots:
+            self._slots = None
+            slots = (
+                slot_mapping.long()
+                if slot_mapping.dtype == torch.int32
+                else (slot_mapping)
             )
-    args = AttentionArgs(
-        cache,
-        query.data_ptr(),
-        output.data_ptr(),
-        block_table.data_ptr(),
-        seq_lens.data_ptr(),
-        query_start_loc.data_ptr(),
-        *query.stride()[:2],
-        *output.stride()[:2],
-        segments.data_ptr(),
-        readers.data_ptr(),
-        readers.shape[0],
-        block_table.stride(0),
-        min(num_rows, output.shape[0]),
-        block_table.shape[1],
-        num_reqs,
-        segments.shape[0],
-        num_heads,
-        sliding_window,
-        dtype,
-        scale,
-        fast,
-        num_threads,
-    )
-    _raise_if(kernel(ct.byref(args)))
+            check_index("slot_mapping", slots, torch.int64, 1)
+            args.slot_mapping, args.num_tokens = slots.data_ptr(), slots.shape[0]
+            # A converted copy is kept, and made anew should its source be reused.
+            self._slots = slots
+        if min(key.shape[0], value.shape[0]) < args.num_tokens:
+            raise ValueError(
+                f"{args.num_tokens} slots for {key.shape[0]} keys and "
+                f"{value.shape[0]} values"
+            )
+        args.key, args.value = key.data_ptr(), value.data_ptr()
+        _raise_if(self._kernel(self._ref))
+
+    def _bind(
+        self, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor
+    ) -> None:
+        args, head_dim = self._args, key.shape[-1]
+        args.cache = _cache_struct(kv_cache, self._fmt, head_dim)
+        shape = (args.cache.num_kv_heads, head_dim)
+        args.dtype = _check_rows("key", key, shape)
+        if _check_rows("value", value, shape) != args.dtype:
+            raise ValueError(f"key is {key.dtype}, value {value.dtype}")
+        args.key_token_stride, args.key_head_stride = key.stride()[:2]
+        args.value_token_stride, args.value_head_stride = value.stride()[:2]
+
+
+class LayerAttention:
+    """See `ops.layer_attention`. The struct stays; what changed is checked and set."""
+
+    def __init__(
+        self,
+        kernel: Callable[..., bytes | None],
+        fmt: FormatSpec,
+        scale: float,
+        sliding_window: int,
+        fast: bool,
+        num_threads: int,
+    ) -> None:
+        _check_softmax(scale, sliding_window)
+        self._kernel, self._fmt = kernel, fmt
+        self._args = AttentionArgs(
+            scale=scale,
+            sliding_window=sliding_window,
+            fast=fast,
+            num_threads=num_threads,
+        )
+        self._ref = ct.byref(self._args)
+        self._cache: torch.Tensor | None = None
+        self._batch: AttentionBatch | None = None
+        self._forms: tuple[Any, ...] = ()
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> None:
+        """Attend; arguments as in `ops.paged_attention`."""
+        args = self._args
+        forms = (_form(query), _form(output))
+        if kv_cache is not self._cache or forms != self._forms:
+            self._cache = None  # until all of it is known to be right
+            self._bind(query, kv_cache, output)
+            self._cache, self._forms = kv_cache, forms
+        if batch is not self._batch:
+            for name, value in batch.fields:
+                setattr(args, name, value)
+            self._batch = batch
+        args.query, args.output = query.data_ptr(), output.data_ptr()
+        _raise_if(self._kernel(self._ref))
+
+    def _bind(
+        self, query: torch.Tensor, kv_cache: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        if query.dim() != 3:
+            _check_rows("query", query, ())
+        args = self._args
+        num_rows, num_heads, head_dim = query.shape
+        args.cache = _cache_struct(kv_cache, self._fmt, head_dim)
+        shape = (num_heads, head_dim)
+        args.dtype = _check_rows("query", query, shape)
+        if _check_rows("output", output, shape) != args.dtype:
+            raise ValueError(f"query is {query.dtype}, output {output.dtype}")
+        if num_heads % args.cache.num_kv_heads:
+            raise ValueError(
+                f"{num_heads} query heads are no multiple of "
+                f"{args.cache.num_kv_heads} KV heads"
+            )
+        args.num_heads = num_heads
+        args.num_rows = min(num_rows, output.shape[0])
+        args.query_token_stride, args.query_head_stride = query.stride()[:2]
+        args.output_token_stride, args.output_head_stride = output.stride()[:2]

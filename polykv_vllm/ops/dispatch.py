@@ -3,13 +3,18 @@
 
 import os
 from functools import cache
+from typing import cast
 
 import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.ops import cpu, reference
-from polykv_vllm.ops.forest import PrefixForest
+from polykv_vllm.ops.batch import AttentionBatch
+from polykv_vllm.ops.segments import PrefixForest
 from polykv_vllm.ops.table import Entry, OpTable
+
+LayerStore = cpu.LayerStore | reference.LayerStore
+LayerAttention = cpu.LayerAttention | reference.LayerAttention
 
 ISA_VARIABLE = "POLYKV_CPU_ISA"
 
@@ -21,8 +26,8 @@ def _table() -> OpTable:
         table.register("reshape_and_cache", "cpu", isa, store)
         table.register("paged_attention", "cpu", isa, attend)
     # The oracle, for tests and for measuring what the kernels themselves cost.
-    table.register("reshape_and_cache", "cpu", "reference", reference.store)
-    table.register("paged_attention", "cpu", "reference", reference.attend)
+    table.register("reshape_and_cache", "cpu", "reference", reference.LayerStore)
+    table.register("paged_attention", "cpu", "reference", reference.LayerAttention)
     return table
 
 
@@ -51,9 +56,58 @@ def current_isa() -> str:
     return forced
 
 
-def _entry(op: str, rows: torch.Tensor, fmt: FormatSpec, isa: str | None) -> Entry:
-    case = f" of {fmt.name} with head size {rows.shape[-1]}"
-    return _table().require(op, rows.device.type, isa or current_isa(), case)
+def _entry(op: str, device: str, fmt: FormatSpec, isa: str | None, case: str) -> Entry:
+    return _table().require(op, device, isa or current_isa(), f" of {fmt.name}{case}")
+
+
+def layer_store(
+    fmt: FormatSpec,
+    *,
+    isa: str | None = None,
+    num_threads: int = 0,
+    device: str = "cpu",
+    case: str = "",
+) -> LayerStore:
+    """Return `reshape_and_cache` for one layer, to be called step by step.
+
+    It keeps its checked arguments and checks again only what is another object or has
+    another form. Call it with `(key, value, kv_cache, slot_mapping)`.
+
+    Args:
+        fmt: The cache's format.
+        isa: Instruction set; the default is `current_isa()`.
+        num_threads: OpenMP threads; 0 is the process's default.
+        device: Type of the tensors' device.
+        case: For the error when there is no implementation.
+
+    Raises:
+        NotImplementedError: No implementation for this device and instruction set.
+
+    """
+    make = _entry("reshape_and_cache", device, fmt, isa, case)
+    return cast(LayerStore, make(fmt, num_threads))
+
+
+def layer_attention(
+    fmt: FormatSpec,
+    scale: float,
+    sliding_window: int = -1,
+    *,
+    fast: bool = False,
+    isa: str | None = None,
+    num_threads: int = 0,
+    device: str = "cpu",
+    case: str = "",
+) -> LayerAttention:
+    """Return `paged_attention` for one layer, to be called step by step.
+
+    It keeps its checked arguments and checks again only what is another object or has
+    another form. Call it with `(query, kv_cache, output, batch)`, batch being an
+    `AttentionBatch`, one for all layers. Arguments as in `paged_attention`.
+    """
+    make = _entry("paged_attention", device, fmt, isa, case)
+    layer = make(fmt, scale, sliding_window, fast, num_threads)
+    return cast(LayerAttention, layer)
 
 
 def reshape_and_cache(
@@ -84,8 +138,14 @@ def reshape_and_cache(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    entry = _entry("reshape_and_cache", key, fmt, isa)
-    entry(key, value, kv_cache, slot_mapping, fmt, num_threads)
+    layer = layer_store(
+        fmt,
+        isa=isa,
+        num_threads=num_threads,
+        device=key.device.type,
+        case=f" with head size {key.shape[-1]}",
+    )
+    layer(key, value, kv_cache, slot_mapping)
 
 
 def paged_attention(
@@ -134,18 +194,15 @@ def paged_attention(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    entry = _entry("paged_attention", query, fmt, isa)
-    entry(
-        query,
-        kv_cache,
-        output,
-        block_table,
-        seq_lens,
-        query_start_loc,
+    layer = layer_attention(
         fmt,
         scale,
         sliding_window,
-        (forest.segments, forest.readers) if forest is not None and forest else None,
-        fast,
-        num_threads,
+        fast=fast,
+        isa=isa,
+        num_threads=num_threads,
+        device=query.device.type,
+        case=f" with head size {query.shape[-1]}",
     )
+    batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest)
+    layer(query, kv_cache, output, batch)

@@ -7,63 +7,16 @@ kernels which tiles to read once for several requests. It never changes a result
 """
 
 import ctypes as ct
-from dataclasses import dataclass
 
 import torch
 
 from polykv_vllm.ops._structs import ForestArgs, SharingStats
-from polykv_vllm.ops.cpu import check_index, load_library
+from polykv_vllm.ops.batch import check_batch
+from polykv_vllm.ops.cpu import load_library
+from polykv_vllm.ops.segments import PrefixForest, SharingCounts
 
 TILE_TOKENS = 128
 """Segments begin and end at multiples of this: the tiles of csrc/kernel_table.h."""
-
-
-@dataclass(frozen=True)
-class SharingCounts:
-    """What a batch shares. A pair is one (query token, cached token) of a request.
-
-    Attributes:
-        shared_pairs: Pairs attended through shared segments.
-        own_token_pairs: Pairs with tokens that the request computes in this step.
-        no_other_reader_pairs: Pairs whose tile no other request of the batch has.
-        no_gain_pairs: Pairs whose tile others have, but each of them fills its
-            passes over the cache alone, as long prefills do.
-        distinct_prefixes: Segments that no other segment continues.
-        max_readers: Requests that read the most popular segment.
-        physical_tokens: Tokens of all segments, each counted once.
-        logical_tokens: The same, counted once for each reader.
-
-    """
-
-    shared_pairs: int = 0
-    own_token_pairs: int = 0
-    no_other_reader_pairs: int = 0
-    no_gain_pairs: int = 0
-    distinct_prefixes: int = 0
-    max_readers: int = 0
-    physical_tokens: int = 0
-    logical_tokens: int = 0
-
-
-@dataclass(frozen=True)
-class PrefixForest:
-    """The shared segments of one batch and KV cache group.
-
-    Attributes:
-        segments: `[num_segments, 4]` int32: first tile, end tile (exclusive), first
-            index into `readers`, number of readers. Those of one request ascend.
-        readers: `[num_readers]` int32, numbers of requests.
-        counts: What the batch shares, and why not more.
-
-    """
-
-    segments: torch.Tensor
-    readers: torch.Tensor
-    counts: SharingCounts
-
-    def __len__(self) -> int:
-        """Return the number of segments."""
-        return self.segments.shape[0]
 
 
 def build_prefix_forest(
@@ -89,15 +42,8 @@ def build_prefix_forest(
         sliding_window: Keys that a query sees, itself included; -1 for all.
 
     """
-    check_index("block_table", block_table, torch.int32, 2)
-    check_index("seq_lens", seq_lens, torch.int32, 1)
-    check_index("query_start_loc", query_start_loc, torch.int32, 1)
+    check_batch(block_table, seq_lens, query_start_loc)
     num_reqs, width = seq_lens.shape[0], block_table.shape[1]
-    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
-        raise ValueError(
-            f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
-            f"{block_table.shape[0]} block table rows"
-        )
     longest = int(seq_lens.max()) if num_reqs else 0
     if longest > width * block_size:
         raise ValueError(f"{longest} tokens do not fit {width} blocks of {block_size}")

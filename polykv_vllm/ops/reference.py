@@ -4,6 +4,7 @@
 import torch
 
 from polykv_vllm.formats import FormatSpec
+from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.table import validate_cache
 from polykv_vllm.reference import attention, cache
 
@@ -13,45 +14,56 @@ def _check(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> None:
     validate_cache(kv_cache.shape, kv_cache.stride(), kv_cache.dtype, slot_bytes)
 
 
-def store(
-    key: torch.Tensor,
-    value: torch.Tensor,
-    kv_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    fmt: FormatSpec,
-    num_threads: int,
-) -> None:
-    """See `ops.reshape_and_cache`."""
-    del num_threads
-    _check(kv_cache, fmt, key.shape[-1])
-    cache.reshape_and_cache(key, value, kv_cache, slot_mapping, fmt)
+class LayerStore:
+    """See `ops.layer_store`."""
+
+    def __init__(self, fmt: FormatSpec, num_threads: int) -> None:
+        del num_threads
+        self._fmt = fmt
+
+    def __call__(
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        slot_mapping: torch.Tensor,
+    ) -> None:
+        """Quantize and scatter."""
+        _check(kv_cache, self._fmt, key.shape[-1])
+        cache.reshape_and_cache(key, value, kv_cache, slot_mapping, self._fmt)
 
 
-def attend(
-    query: torch.Tensor,
-    kv_cache: torch.Tensor,
-    output: torch.Tensor,
-    block_table: torch.Tensor,
-    seq_lens: torch.Tensor,
-    query_start_loc: torch.Tensor,
-    fmt: FormatSpec,
-    scale: float,
-    sliding_window: int,
-    shared: tuple[torch.Tensor, torch.Tensor] | None,
-    fast: bool,
-    num_threads: int,
-) -> None:
-    """See `ops.paged_attention`. Shared blocks are read for every request anew."""
-    del shared, fast, num_threads
-    _check(kv_cache, fmt, query.shape[-1])
-    attention.paged_attention(
-        query,
-        kv_cache,
-        output,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        fmt,
-        scale,
-        sliding_window,
-    )
+class LayerAttention:
+    """See `ops.layer_attention`. Shared blocks are read for every request anew."""
+
+    def __init__(
+        self,
+        fmt: FormatSpec,
+        scale: float,
+        sliding_window: int,
+        fast: bool,
+        num_threads: int,
+    ) -> None:
+        del fast, num_threads
+        self._fmt, self._scale, self._window = fmt, scale, sliding_window
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+        batch: AttentionBatch,
+    ) -> None:
+        """Attend."""
+        _check(kv_cache, self._fmt, query.shape[-1])
+        attention.paged_attention(
+            query,
+            kv_cache,
+            output,
+            batch.block_table,
+            batch.seq_lens,
+            batch.query_start_loc,
+            self._fmt,
+            self._scale,
+            self._window,
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The capability table: (op, device, isa) -> callable.
+"""The capability table: (op, device, isa) -> what makes the op for one layer.
 
 Every implementation listed takes every format and head dimension of `formats/`, and
 checks them itself.
@@ -10,7 +10,7 @@ from typing import Any
 
 OPS = ("reshape_and_cache", "paged_attention")
 
-Entry = Callable[..., None]
+Entry = Callable[..., Any]
 
 
 class OpTable:

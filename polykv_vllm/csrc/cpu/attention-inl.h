@@ -280,16 +280,13 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
   begin = begin > begin_tile * int64_t{kTileTokens} ? begin
                                                     : begin_tile * int64_t{kTileTokens};
   end = end < end_tile * int64_t{kTileTokens} ? end : end_tile * int64_t{kTileTokens};
-  // With many rows the products take longer than the memory, and the blocks of rows
-  // before this one have left the tiles in the cache.
-  const int64_t fetch_end = block.num_rows <= kSubRows ? end : 0;
   const auto attend = args.fast ? attend_tile<D, 1> : attend_tile<D, 2>;
   for (int64_t tile = begin / kTileTokens; tile * kTileTokens < end; ++tile) {
     const int64_t tile_begin = tile * kTileTokens;
     const int64_t left = end - tile_begin;
     const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
     const int subtiles = (tokens + kSubtileTokens - 1) / kSubtileTokens;
-    load_tile<D>(reader, tile_begin, subtiles, fetch_end, scratch);
+    load_tile<D>(reader, tile_begin, subtiles, end, scratch);
     attend(block, tile_begin, subtiles, scratch, split);
     if ((tile + 1) % kSplitTiles == 0) {
       merge_rows<D>(block.num_rows, total, split);

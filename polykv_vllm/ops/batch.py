@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of attention's arguments that all layers of a KV cache group share."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from polykv_vllm.ops.segments import PrefixForest
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionBatch:
+    """One batch, checked once for all layers.
+
+    Attributes:
+        block_table: `[num_reqs, max_num_blocks]` int32 on the CPU.
+        seq_lens: `[num_reqs]` int32, the query tokens included.
+        query_start_loc: `[num_reqs + 1]` int32, offsets into the query rows.
+        forest: Blocks to read once for several requests (`build_prefix_forest`).
+        fields: The same as values of `AttentionArgs`.
+
+    Raises:
+        ValueError: Shapes, dtypes or strides do not fit.
+
+    """
+
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    forest: PrefixForest | None = None
+    fields: tuple[tuple[str, Any], ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check the tensors and note where they are."""
+        table, lens, starts = self.block_table, self.seq_lens, self.query_start_loc
+        check_batch(table, lens, starts)
+        fields: dict[str, Any] = {
+            "block_table": table.data_ptr(),
+            "seq_lens": lens.data_ptr(),
+            "query_start_loc": starts.data_ptr(),
+            "block_table_stride": table.stride(0),
+            "block_table_width": table.shape[1],
+            "num_reqs": lens.shape[0],
+            "segments": None,
+            "readers": None,
+            "num_readers": 0,
+            "num_segments": 0,
+        }
+        if self.forest is not None:
+            segments, readers = self.forest.segments, self.forest.readers
+            check_index("segments", segments, torch.int32, 2)
+            check_index("readers", readers, torch.int32, 1)
+            if segments.shape[1] != 4 or not segments.is_contiguous():
+                raise ValueError(
+                    "segments must be contiguous [num_segments, 4], not "
+                    f"{list(segments.shape)} with strides {segments.stride()}"
+                )
+            fields |= {
+                "segments": segments.data_ptr(),
+                "readers": readers.data_ptr(),
+                "num_readers": readers.shape[0],
+                "num_segments": segments.shape[0],
+            }
+        object.__setattr__(self, "fields", tuple(fields.items()))
+
+
+def check_index(name: str, index: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
+    """Check a tensor of indices that the library is to read.
+
+    Raises:
+        ValueError: It has another dtype, device, number of dimensions or stride.
+
+    """
+    if index.dtype != dtype or index.device.type != "cpu" or index.dim() != dims:
+        raise ValueError(
+            f"{name} must be {dtype} on the CPU with {dims} dimension(s), not "
+            f"{index.dtype} on {index.device} with shape {list(index.shape)}"
+        )
+    if index.numel() and index.stride(-1) != 1:
+        raise ValueError(
+            f"the last dimension of {name} must be contiguous, not {index.stride()}"
+        )
+
+
+def check_batch(
+    block_table: torch.Tensor, seq_lens: torch.Tensor, query_start_loc: torch.Tensor
+) -> None:
+    """Check the tensors that describe a batch; their values are the library's task.
+
+    Raises:
+        ValueError: One has another dtype, device or stride, or they do not fit.
+
+    """
+    check_index("block_table", block_table, torch.int32, 2)
+    check_index("seq_lens", seq_lens, torch.int32, 1)
+    check_index("query_start_loc", query_start_loc, torch.int32, 1)
+    num_reqs = seq_lens.shape[0]
+    if query_start_loc.shape[0] != num_reqs + 1 or block_table.shape[0] < num_reqs:
+        raise ValueError(
+            f"{num_reqs} requests with {query_start_loc.shape[0]} query offsets and "
+            f"{block_table.shape[0]} block table rows"
+        )

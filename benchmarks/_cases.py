@@ -47,6 +47,7 @@ class Case:
         agents: Sequences. They share all blocks but the last, as with vLLM's prefix
             cache.
         required: Least ratio to vLLM's AVX-512 path, where one is asked for.
+        required_fast: The same with the fast arithmetic.
 
     """
 
@@ -55,6 +56,7 @@ class Case:
     query_len: int = 1
     agents: int = 1
     required: float | None = None
+    required_fast: float | None = None
 
     def __str__(self) -> str:
         if self.query_len > 1:

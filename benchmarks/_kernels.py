@@ -18,15 +18,36 @@ from polykv_vllm.reference.cache import gather
 
 
 class PolykvKernel:
-    """`ops.paged_attention` with one instruction set."""
+    """`ops.paged_attention` as a layer of the engine calls it.
 
-    def __init__(self, batch: Batch, fmt: FormatSpec, isa: str, threads: int) -> None:
+    Like vLLM's scheduler metadata, the batch and its prefix forest, which an engine
+    makes once per step for all layers, are not timed.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        fmt: FormatSpec,
+        isa: str,
+        threads: int,
+        *,
+        sharing: bool = True,
+        fast: bool = False,
+    ) -> None:
         self.batch, self.fmt, self.isa, self.threads = batch, fmt, isa, threads
+        self.is_fast = fast
         self.output = torch.empty_like(batch.query)
-        head_dim = batch.key.shape[-1]
-        shape = (batch.num_blocks, batch.key.shape[1], BLOCK_SIZE)
+        num_kv_heads, head_dim = batch.key.shape[1:]
+        shape = (batch.num_blocks, num_kv_heads, BLOCK_SIZE)
         first = torch.zeros(*shape, fmt.slot_bytes(head_dim), dtype=torch.uint8)
         self.copies = first.unsqueeze(0)
+        tables = (batch.block_table, batch.seq_lens, batch.query_start_loc)
+        group = batch.query.shape[1] // num_kv_heads
+        forest = ops.build_prefix_forest(*tables, BLOCK_SIZE, group)
+        self._tables = ops.AttentionBatch(*tables, forest if sharing else None)
+        self._layer = ops.layer_attention(
+            fmt, batch.scale, fast=fast, isa=isa, num_threads=threads
+        )
         self.store()
 
     def store(self) -> None:
@@ -48,19 +69,8 @@ class PolykvKernel:
 
     def __call__(self, round_number: int) -> None:
         """Run once."""
-        batch = self.batch
-        ops.paged_attention(
-            batch.query,
-            self.copies[round_number % len(self.copies)],
-            self.output,
-            batch.block_table,
-            batch.seq_lens,
-            batch.query_start_loc,
-            self.fmt,
-            batch.scale,
-            isa=self.isa,
-            num_threads=self.threads,
-        )
+        cache = self.copies[round_number % len(self.copies)]
+        self._layer(self.batch.query, cache, self.output, self._tables)
 
     def expected(self) -> torch.Tensor:
         """Return fp32 attention over the dequantized cache, shaped like `output`."""

@@ -29,13 +29,12 @@ def run(*arguments: str) -> Result:
 @pytest.fixture
 def wrong_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """Our kernel with a softmax scale that is off by 5 %."""
-    right = ops.paged_attention
+    right = ops.layer_attention
 
-    def wrong(*arguments: Any, **options: Any) -> None:
-        *others, scale = arguments
-        right(*others, scale * 1.05, **options)
+    def wrong(fmt: Any, scale: float, **options: Any) -> Any:
+        return right(fmt, scale * 1.05, **options)
 
-    monkeypatch.setattr(ops, "paged_attention", wrong)
+    monkeypatch.setattr(ops, "layer_attention", wrong)
 
 
 def test_quick_mode_prints_ratios_and_writes_json(tmp_path: Path) -> None:
@@ -50,7 +49,13 @@ def test_quick_mode_prints_ratios_and_writes_json(tmp_path: Path) -> None:
         assert not each["failed"]
         ours = [name for name in each["timings"] if name.startswith("polykv")]
         assert ours and all(each["timings"][name]["median_s"] > 0 for name in ours)
-        assert all(each["errors"][name] <= attention.MAX_ERROR for name in ours)
+        for name in ours:
+            fast = name.endswith("fast")
+            bound = attention.MAX_FAST_ERROR if fast else attention.MAX_ERROR
+            assert each["errors"][name] <= bound
+    many = record["results"][-1]["timings"]
+    for variant in ("", " fast", " unshared"):
+        assert f"polykv {ops.current_isa()}{variant}" in many
 
 
 @pytest.mark.usefixtures("wrong_attention")
@@ -65,7 +70,7 @@ def test_failing_refcheck_prints_no_time(tmp_path: Path) -> None:
 
 
 def test_nan_fails_the_refcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "paged_attention", lambda *_, **__: None)
+    monkeypatch.setattr(ops, "layer_attention", lambda *_, **__: lambda *_: None)
     isas = attention.our_isas()[:1]
     case = Case(Shape(4, 2, 64), 200)
     arms = attention.make_arms(case, get_format("polykv"), isas, threads=1)

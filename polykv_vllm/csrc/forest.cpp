@@ -62,10 +62,10 @@ class BlockMap {
 struct Request {
   int32_t query_len;
   int32_t seq_len;
-  int32_t first_tile, last_tile;  // [first, last): its queries all see these in full
-  int segment = kNone;            // that it was in at the previous tile
-  int leader = 0;                 // first request of its group at this tile
-  int next = kNone;               // the group's next one
+  int32_t first_tile = 0, last_tile = 0;  // [first, last): all its queries see these
+  int segment = kNone;                    // that it was in at the previous tile
+  int leader = 0;                         // first request of its group at this tile
+  int next = kNone;                       // the group's next one
 };
 
 // The requests whose tile is in the same blocks, kept at their leader.
@@ -89,11 +89,12 @@ class ForestBuilder {
       Request& request = requests_[r];
       request.query_len = args.query_start_loc[r + 1] - args.query_start_loc[r];
       request.seq_len = args.seq_lens[r];
+      if (request.query_len <= 0) continue;  // padding, whose length may be anything
       const int context = request.seq_len - request.query_len;
       const int begin =
           args.sliding_window > 0 ? std::max(0, context + 1 - args.sliding_window) : 0;
       request.first_tile = begin / kTileTokens;
-      request.last_tile = request.query_len > 0 ? (context + 1) / kTileTokens : 0;
+      request.last_tile = (context + 1) / kTileTokens;
       last_tile_ = std::max(last_tile_, request.last_tile);
       count(args.stats->unshared_pairs[kOwnToken], request, context, request.seq_len);
       count(args.stats->unshared_pairs[kNoOtherReader], request, 0, context);

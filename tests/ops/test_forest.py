@@ -180,6 +180,14 @@ def test_empty_batches() -> None:
     assert forest.counts == ops.SharingCounts()
 
 
+@pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
+def test_the_length_of_padding_is_not_looked_at(length: int) -> None:
+    readers = [Reader(0, 5, 1), Reader(0, 5, 0), Reader(0, 9, 1), Reader(0, 5, 0)]
+    tables = make_tables(PROMPT, readers, 128)
+    tables.seq_lens[1] = tables.seq_lens[3] = length
+    assert as_segments(find(tables, 128)) == [(0, 4, (0, 2))]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -104,6 +104,14 @@ def test_smollm2_with_drafts(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert pairs["shared"] > 0.3 * sum(pairs.values())
 
 
+def run_both(model: Path, requests: list[Request], **options: Any) -> list[Result]:
+    """Run with sharing and without, in one engine of a model with random weights."""
+    settings = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"} | options
+    case = {"requests": requests, "num_tokens": 99}
+    cases = {"on": case | {"share": True}, "off": case | {"share": False}}
+    return list(run_cases(model, settings, cases).values())
+
+
 @pytest.mark.parametrize("one_group", [False, True], ids=["groups", "one group"])
 def test_gemma3_beyond_the_window(tmp_path: Path, one_group: bool) -> None:
     """Also with all layers in one KV cache group, whose window is some layers' only."""
@@ -116,12 +124,19 @@ def test_gemma3_beyond_the_window(tmp_path: Path, one_group: bool) -> None:
     }
     model = save_model(tmp_path, "gemma3_text", changes)
     requests = crowd([(7 * i * i + i) % VOCABULARY for i in range(2100)])
-    options = OPTIONS | {"skip_tokenizer_init": True, "dtype": "float32"}
-    options["disable_hybrid_kv_cache_manager"] = one_group
-    case = {"requests": requests, "num_tokens": 99}
-    cases = {"on": case | {"share": True}, "off": case | {"share": False}}
-    results = run_cases(model, options, cases)
-    on, off = results["on"], results["off"]
+    on, off = run_both(model, requests, disable_hybrid_kv_cache_manager=one_group)
     check(on, off, requests)
     assert on["mixed_steps"] > 5
     assert on["attention"]["max_readers"] >= 4
+
+
+def test_preemption(tmp_path: Path) -> None:
+    """Requests lose their blocks, which others get, and come back to other ones."""
+    changes = {"hidden_size": 192, "num_attention_heads": 3}
+    model = save_model(tmp_path, "llama", changes)
+    text = [(7 * i * i + i) % VOCABULARY for i in range(700)]
+    # 19 blocks for the prompt, and four for the rest of each; the cache has 41.
+    requests = [request(text[:600] + text[i : 5 + 2 * i], 99 - i) for i in range(8)]
+    on, off = run_both(model, requests, num_gpu_blocks_override=42)
+    check(on, off, requests)
+    assert on["preempted"] == off["preempted"] > 0

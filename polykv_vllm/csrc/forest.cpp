@@ -24,16 +24,23 @@ class BlockMap {
  public:
   explicit BlockMap(int num_reqs) {
     size_t size = 4;
-    while (size < 2 * static_cast<size_t>(num_reqs)) size *= 2;
+    while (size < 2 * static_cast<size_t>(num_reqs)) {
+      size *= 2;
+      --shift_;
+    }
     slots_.resize(size);
   }
   void clear() { ++generation_; }
 
-  // The request that came first with this block; `request` if it is the first.
-  int find_or_insert(int32_t block, int request) {
-    size_t i = static_cast<uint32_t>(block) * 2654435769u & (slots_.size() - 1);
+  // The request that came first with this block and of which `same` is true; `request`
+  // if there is none.
+  template <typename Same>
+  int find_or_insert(int32_t block, int request, Same same) {
+    // The high bits of the product: its low ones are those of the block, in which
+    // requests with equally many blocks, one behind the other, agree.
+    size_t i = static_cast<uint32_t>(block) * 2654435769u >> shift_;
     while (slots_[i].generation == generation_) {
-      if (slots_[i].block == block) return slots_[i].request;
+      if (slots_[i].block == block && same(slots_[i].request)) return slots_[i].request;
       i = (i + 1) & (slots_.size() - 1);
     }
     slots_[i] = {generation_, block, request};
@@ -48,20 +55,23 @@ class BlockMap {
   };
   std::vector<Slot> slots_;
   int64_t generation_ = 0;
+  int shift_ = 30;
 };
 
 // What the walk knows of one request.
 struct Request {
   int32_t query_len;
   int32_t seq_len;
-  int32_t first_tile, last_tile;  // [first, last): its queries all see these in full
-  int segment = kNone;            // that it was in at the previous tile
-  int leader = 0;                 // first request of its group at this tile
+  int32_t first_tile = 0, last_tile = 0;  // [first, last): all its queries see these
+  int segment = kNone;                    // that it was in at the previous tile
+  int leader = 0;                         // first request of its group at this tile
+  int next = kNone;                       // the group's next one
 };
 
 // The requests whose tile is in the same blocks, kept at their leader.
 struct Group {
   int members;
+  int last;  // of them
   int passes_apart;
   int64_t rows;
   int segment;  // the members' segment at the previous tile, if it is one and the same
@@ -79,11 +89,12 @@ class ForestBuilder {
       Request& request = requests_[r];
       request.query_len = args.query_start_loc[r + 1] - args.query_start_loc[r];
       request.seq_len = args.seq_lens[r];
+      if (request.query_len <= 0) continue;  // padding, whose length may be anything
       const int context = request.seq_len - request.query_len;
       const int begin =
           args.sliding_window > 0 ? std::max(0, context + 1 - args.sliding_window) : 0;
       request.first_tile = begin / kTileTokens;
-      request.last_tile = request.query_len > 0 ? (context + 1) / kTileTokens : 0;
+      request.last_tile = (context + 1) / kTileTokens;
       last_tile_ = std::max(last_tile_, request.last_tile);
       count(args.stats->unshared_pairs[kOwnToken], request, context, request.seq_len);
       count(args.stats->unshared_pairs[kNoOtherReader], request, 0, context);
@@ -139,11 +150,19 @@ class ForestBuilder {
     for (int r = 0; r < args_.num_reqs; ++r) {
       Request& request = requests_[r];
       if (!active(request, tile)) continue;
-      int leader = map_.find_or_insert(table(r)[last_block], r);
-      if (leader != r && !same_blocks(leader, r, tile)) leader = r;
+      // Behind a window's start, tables may differ before they are the same.
+      const int leader = map_.find_or_insert(table(r)[last_block], r, [&](int other) {
+        return same_blocks(other, r, tile);
+      });
       request.leader = leader;
+      request.next = kNone;
       Group& group = groups_[leader];
-      if (leader == r) group = {0, 0, 0, request.segment, true};
+      if (leader == r) {
+        group = {0, r, 0, 0, request.segment, true};
+      } else {
+        requests_[group.last].next = r;
+        group.last = r;
+      }
       ++group.members;
       const int rows = request.query_len * args_.group;
       group.rows += rows;
@@ -175,8 +194,7 @@ class ForestBuilder {
     const Group& group = groups_[leader];
     if (group.members < 2 || !gains(group)) {
       if (group.members >= 2) no_gain(leader, tile);
-      for_each_member(leader, tile,
-                      [](Request& request, int) { request.segment = kNone; });
+      for_each_member(leader, [](Request& request, int) { request.segment = kNone; });
       return true;
     }
     if (group.same_segment && group.segment != kNone &&
@@ -192,7 +210,7 @@ class ForestBuilder {
     args_.segments[segment] = {tile, tile + 1, static_cast<int32_t>(num_readers_),
                                group.members};
     continued_.push_back(false);
-    for_each_member(leader, tile, [&](Request& request, int r) {
+    for_each_member(leader, [&](Request& request, int r) {
       if (request.segment != kNone) continued_[request.segment] = true;
       request.segment = segment;
       args_.readers[num_readers_++] = r;
@@ -201,15 +219,12 @@ class ForestBuilder {
   }
 
   template <typename Fn>
-  void for_each_member(int leader, int tile, Fn fn) {
-    for (int r = leader; r < args_.num_reqs; ++r) {
-      Request& request = requests_[r];
-      if (active(request, tile) && request.leader == leader) fn(request, r);
-    }
+  void for_each_member(int leader, Fn fn) {
+    for (int r = leader; r != kNone; r = requests_[r].next) fn(requests_[r], r);
   }
 
   void no_gain(int leader, int tile) {
-    for_each_member(leader, tile, [&](Request& request, int) {
+    for_each_member(leader, [&](Request& request, int) {
       move_pairs(request, tile, tile + 1, args_.stats->unshared_pairs[kNoGain]);
     });
   }

@@ -44,7 +44,9 @@ def build_prefix_forest(
     """
     check_batch(block_table, seq_lens, query_start_loc)
     num_reqs, width = seq_lens.shape[0], block_table.shape[1]
-    longest = int(seq_lens.max()) if num_reqs else 0
+    # Of padding nothing is read, so its length may be anything.
+    has_queries = query_start_loc.diff() > 0
+    longest = int((seq_lens * has_queries).max()) if num_reqs else 0
     if longest > width * block_size:
         raise ValueError(f"{longest} tokens do not fit {width} blocks of {block_size}")
     tiles = longest // TILE_TOKENS

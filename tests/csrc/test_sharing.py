@@ -143,6 +143,8 @@ def test_nan_of_one_reader_stays_with_it() -> None:
         ([0, 1, 0, 9], "readers 0..9"),
         ([0, 1, -1, 1], "readers -1..0"),
         ([0, 99, 0, 1], "of tiles 0..99 does not fit request 0"),
+        # Its 1,576 tokens end inside the thirteenth tile.
+        ([0, 13, 0, 1], "of tiles 0..13 does not fit request 0"),
     ],
 )
 def test_a_wrong_forest_is_refused(segment: list[int], message: str) -> None:

@@ -14,6 +14,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from polykv_vllm.metrics import get_recorder, worker_file
+
 ROOT = Path(__file__).parent.parent.parent
 NUM_TOKENS = 3  # generated, unless the case says otherwise
 
@@ -27,11 +29,12 @@ def run_cases(
         model: The model's directory.
         options: Of vLLM's `EngineArgs`.
         cases: For each name {"requests": [...]} and optionally "stock": vLLM's own
-            scheduler, "num_tokens": how many each request generates. A request is
+            scheduler, "share": as the option `prefix_sharing`, but for this case,
+            "num_tokens": how many each request generates. A request is
             {"prompt": token ids} and optionally the steps "arrival" and "abort",
             "priority", "sampling", "salt". The case ends when each request that is
             not aborted has its tokens; until then none of them is finished unless
-            "finish" is set.
+            "finish" is set or its "sampling" says so.
 
     Returns:
         For each name what `_Steps.result` returns.
@@ -53,6 +56,37 @@ def run_cases(
         return dict(json.load(results))
 
 
+class Attention:
+    """How the worker's batches were attended since this object was made."""
+
+    def __init__(self) -> None:
+        self.start = self._counters()
+        self.max_prefixes = self.max_readers = 0
+
+    @staticmethod
+    def _counters() -> dict[str, float]:
+        figures = get_recorder()._figures
+        indices = {"shared": worker_file.SHARED_TOKENS} | worker_file.UNSHARED_TOKENS
+        return {name: figures[index] for name, index in indices.items()}
+
+    def see_last_step(self) -> None:
+        """Look at the gauges, which tell of the last batch alone."""
+        prefixes, readers = get_recorder()._figures[worker_file.GROUPS :][:2]
+        self.max_prefixes = max(self.max_prefixes, int(prefixes))
+        self.max_readers = max(self.max_readers, int(readers))
+
+    def result(self) -> dict[str, Any]:
+        import torch
+
+        counters = self._counters()
+        return {
+            "threads": torch.get_num_threads(),
+            "max_prefixes": self.max_prefixes,
+            "max_readers": self.max_readers,
+            "pairs": {name: n - self.start[name] for name, n in counters.items()},
+        }
+
+
 class _Steps:
     """One case: its requests by number, and what happened to them."""
 
@@ -69,6 +103,9 @@ class _Steps:
         self.num_scheduled: defaultdict[str, int] = defaultdict(int)
         self.num_preempted = 0
         self.max_duplicates = 0
+        self.num_drafts = 0
+        self.num_mixed_steps = 0
+        self.attention = Attention()
 
     def run(self) -> None:
         waiting = {str(i) for i, r in enumerate(self.requests) if "abort" not in r}
@@ -83,7 +120,7 @@ class _Steps:
                 self.outputs[output.request_id] = output
                 if tokens:
                     self.first_step.setdefault(output.request_id, self.step)
-                if len(tokens) >= self.num_tokens:
+                if output.finished or len(tokens) >= self.num_tokens:
                     waiting.discard(output.request_id)
             self.step += 1
             assert self.step < 2000, f"no end for {waiting}"
@@ -117,6 +154,11 @@ class _Steps:
         """Take note of what was scheduled."""
         self.num_tokens_per_step.append(output.total_num_scheduled_tokens)
         self.num_preempted += len(output.preempted_req_ids or ())
+        drafts = output.scheduled_spec_decode_tokens
+        self.num_drafts += sum(map(len, drafts.values()))
+        chunks = output.num_scheduled_tokens.values()
+        self.num_mixed_steps += min(chunks, default=0) == 1 and max(chunks) > 16
+        self.attention.see_last_step()
         for name, num_tokens in output.num_scheduled_tokens.items():
             self.num_scheduled[name.split("-")[0]] += num_tokens
         self.max_duplicates = max(self.max_duplicates, self._num_duplicates())
@@ -172,6 +214,9 @@ class _Steps:
             "tokens_per_step": self.num_tokens_per_step,
             "preempted": self.num_preempted,
             "duplicates": self.max_duplicates,
+            "drafts": self.num_drafts,
+            "mixed_steps": self.num_mixed_steps,
+            "attention": self.attention.result(),
             "tokens": {
                 n: list(self.outputs[n].outputs[0].token_ids)[: self.num_tokens]
                 for n in live
@@ -204,6 +249,12 @@ def _run(engine: Any, case: dict[str, Any]) -> dict[str, Any]:
     own = type(scheduler)
     if case.get("stock"):
         scheduler.__class__ = Scheduler
+    if "share" in case:
+        executor = engine.engine_core.engine_core.model_executor
+        for groups in executor.driver_worker.worker.model_runner.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    builder._planner._enabled = case["share"]
     steps = _Steps(engine, case)
     schedule = scheduler.schedule
 

@@ -27,9 +27,14 @@ struct Scratch {
 
 template <int D>
 Scratch<D>& thread_scratch() {
-  // Zeroed once, so that rows beyond the last one hold integers, not NaN patterns.
-  static thread_local Scratch<D>* scratch = new Scratch<D>();
-  return *scratch;
+  // Zeroed once, so that rows beyond the last one hold integers, not NaN patterns. On
+  // the heap, as a library that is loaded late has little room for such variables.
+  struct Owner {
+    Scratch<D>* scratch = new Scratch<D>();
+    ~Owner() { delete scratch; }
+  };
+  static thread_local Owner owner;
+  return *owner.scratch;
 }
 
 inline GemmShape sub_shape(int num_rows, int sub) {

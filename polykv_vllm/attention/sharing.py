@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import torch
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from polykv_vllm import ops
 from polykv_vllm.metrics import BatchSharing, get_recorder
@@ -29,7 +30,10 @@ class SharingPlanner:
         spec = kv_cache_spec
         self._block_size = spec.block_size
         self._group = max(1, num_heads // spec.num_kv_heads)
-        self._window = getattr(spec, "sliding_window", None) or -1
+        # A FullAttentionSpec may name a window, too: that of some of its layers, where
+        # vLLM put all layers into one group. A forest without windows suits them all.
+        is_sliding = isinstance(spec, SlidingWindowSpec)
+        self._window = spec.sliding_window if is_sliding else -1
         self._enabled = enabled
         self._token_bytes = num_layers * spec.page_size_bytes / spec.block_size
         elements = 2 * spec.num_kv_heads * spec.head_size * num_layers

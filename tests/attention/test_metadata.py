@@ -25,8 +25,13 @@ def common(causal: Any = True) -> Any:
     )
 
 
-def make_builder(sharing: bool = True, sliding_window: int | None = None) -> Any:
-    """Return a builder for 9 query heads over 3 KV heads, blocks of 128 tokens."""
+def make_builder(
+    sharing: bool = True, sliding_window: int | None = None, merged: bool = False
+) -> Any:
+    """Return a builder for 9 query heads over 3 KV heads, blocks of 128 tokens.
+
+    `merged`: the window is that of some layers in a group with full attention.
+    """
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     from polykv_vllm.attention.metadata import PolyKVMetadataBuilder
@@ -39,8 +44,8 @@ def make_builder(sharing: bool = True, sliding_window: int | None = None) -> Any
     }
     spec = (
         SlidingWindowSpec(sliding_window=sliding_window, **shape)
-        if sliding_window
-        else FullAttentionSpec(**shape)
+        if sliding_window and not merged
+        else FullAttentionSpec(sliding_window=sliding_window, **shape)
     )
     model = SimpleNamespace(get_num_attention_heads=lambda parallel: 9)
     config = SimpleNamespace(
@@ -123,6 +128,11 @@ def test_finds_what_requests_share(window: int | None, segments: list[Any]) -> N
     forest = make_builder(sliding_window=window).build(0, two_agents(400)).forest
     assert forest.segments.tolist() == segments
     assert forest.readers.tolist() == [0, 1]
+
+
+def test_a_window_of_some_layers_limits_no_others() -> None:
+    builder = make_builder(sliding_window=200, merged=True)
+    assert builder.build(0, two_agents(400)).forest.segments.tolist() == [[0, 3, 0, 2]]
 
 
 def test_sharing_can_be_switched_off() -> None:

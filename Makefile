@@ -44,6 +44,7 @@ bench: $(STAMP)  ## speed and memory beside vLLM's own cache
 	$(BIN)/python -m benchmarks.attention
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.engine
+	$(BIN)/polykv bench agents --quick
 
 clean:  ## remove build products and caches; keeps $(VENV)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

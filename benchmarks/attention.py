@@ -203,17 +203,18 @@ def table_of(shape: Shape, results: list[CaseResult]) -> Table:
     theirs = [f"vLLM {name}" for name in vllm_paths().values()]
     chosen = vllm_paths().get(vllm_choice(shape.head_dim), "none of these")
     table = Table(
-        title=f"heads/KV heads/head size {shape}; vLLM itself takes: {chosen}",
+        title=f"heads/KV heads/head size {shape}; polykv's kernels beside vLLM's; vLLM "
+        f"itself takes {chosen}",
         title_justify="left",
     )
     table.add_column("case", no_wrap=True)
-    table.add_column("kernel")
+    table.add_column("kernel", no_wrap=True)
     table.add_column("error", justify="right")
     table.add_column("ms (p10-p90)", justify="right", no_wrap=True)
     for name in theirs:
-        table.add_column(f"{name} ms", justify="right")
+        table.add_column(f"{name.removeprefix('vLLM ')} ms", justify="right")
     for name in theirs:
-        table.add_column(f"vs {name}", justify="right")
+        table.add_column(f"vs {name.removeprefix('vLLM ')}", justify="right")
     table.add_column("required", justify="right")
     for result in results:
         for name in (arm for arm in result.errors if arm not in theirs):
@@ -224,8 +225,8 @@ def table_of(shape: Shape, results: list[CaseResult]) -> Table:
 
 def _row(result: CaseResult, ours: str, theirs: list[str]) -> list[str]:
     case = result.case
-    label = f"{case}" + (f", {case.agents} agents" if case.agents > 1 else "")
-    cells = [label, ours, f"{result.errors[ours]:.1e}"]
+    label = f"{case.agents} agents: {case}" if case.agents > 1 else f"{case}"
+    cells = [label, ours.removeprefix("polykv "), f"{result.errors[ours]:.1e}"]
     if result.failed:
         wrong = ", ".join(f"{name} {result.errors[name]:.1e}" for name in result.failed)
         return [*cells, f"[red]refcheck failed: {wrong}[/]"]

@@ -65,15 +65,16 @@ struct Request {
   int32_t first_tile = 0, last_tile = 0;  // [first, last): all its queries see these
   int segment = kNone;                    // that it was in at the previous tile
   int leader = 0;                         // first request of its group at this tile
-  int next = kNone;                       // the group's next one
+  int next = kNone;                       // the group's next member
+  bool fills_passes = false;              // its rows alone fill a pass: no member
 };
 
 // The requests whose tile is in the same blocks, kept at their leader.
 struct Group {
+  int requests;  // members and those that fill passes alone
   int members;
-  int last;  // of them
-  int passes_apart;
-  int64_t rows;
+  int first, last;  // of the members
+  int64_t rows;     // of the members
   int segment;  // the members' segment at the previous tile, if it is one and the same
   bool same_segment;
 };
@@ -95,6 +96,7 @@ class ForestBuilder {
           args.sliding_window > 0 ? std::max(0, context + 1 - args.sliding_window) : 0;
       request.first_tile = begin / kTileTokens;
       request.last_tile = (context + 1) / kTileTokens;
+      request.fills_passes = request.query_len * args.group >= kMaxRows;
       last_tile_ = std::max(last_tile_, request.last_tile);
       count(args.stats->unshared_pairs[kOwnToken], request, context, request.seq_len);
       count(args.stats->unshared_pairs[kNoOtherReader], request, 0, context);
@@ -157,25 +159,28 @@ class ForestBuilder {
       request.leader = leader;
       request.next = kNone;
       Group& group = groups_[leader];
-      if (leader == r) {
-        group = {0, r, 0, 0, request.segment, true};
-      } else {
-        requests_[group.last].next = r;
-        group.last = r;
-      }
-      ++group.members;
-      const int rows = request.query_len * args_.group;
-      group.rows += rows;
-      group.passes_apart += passes(rows);
-      group.same_segment &= request.segment == group.segment;
-      largest = std::max(largest, group.members);
+      if (leader == r) group = {0, 0, kNone, kNone, 0, kNone, true};
+      largest = std::max(largest, ++group.requests);
+      if (!request.fills_passes) join(group, r);
     }
     return largest;
   }
 
-  bool gains(const Group& group) const {
-    return passes(group.rows) < group.passes_apart;
+  void join(Group& group, int r) {
+    const Request& request = requests_[r];
+    if (group.members++ == 0) {
+      group.first = r;
+      group.segment = request.segment;
+    } else {
+      requests_[group.last].next = r;
+    }
+    group.last = r;
+    group.rows += request.query_len * args_.group;
+    group.same_segment &= request.segment == group.segment;
   }
+
+  // Apart, each member takes a pass of its own.
+  bool gains(const Group& group) const { return passes(group.rows) < group.members; }
 
   // Lets the groups go on with their segment, or begin one; false: no room for it.
   bool extend(int tile) {
@@ -183,18 +188,24 @@ class ForestBuilder {
       Request& request = requests_[r];
       if (!active(request, tile)) {
         request.segment = kNone;
-      } else if (request.leader == r && !extend_group(r, tile)) {
+        continue;
+      }
+      const Group& group = groups_[request.leader];
+      if (request.fills_passes) {
+        if (group.requests > 1) no_gain(request, tile);
+      } else if (group.first == r && !extend_group(group, tile)) {
         return false;
       }
     }
     return true;
   }
 
-  bool extend_group(int leader, int tile) {
-    const Group& group = groups_[leader];
-    if (group.members < 2 || !gains(group)) {
-      if (group.members >= 2) no_gain(leader, tile);
-      for_each_member(leader, [](Request& request, int) { request.segment = kNone; });
+  bool extend_group(const Group& group, int tile) {
+    if (!gains(group)) {
+      for_each_member(group, [&](Request& request, int) {
+        if (group.requests > 1) no_gain(request, tile);
+        request.segment = kNone;
+      });
       return true;
     }
     if (group.same_segment && group.segment != kNone &&
@@ -210,7 +221,7 @@ class ForestBuilder {
     args_.segments[segment] = {tile, tile + 1, static_cast<int32_t>(num_readers_),
                                group.members};
     continued_.push_back(false);
-    for_each_member(leader, [&](Request& request, int r) {
+    for_each_member(group, [&](Request& request, int r) {
       if (request.segment != kNone) continued_[request.segment] = true;
       request.segment = segment;
       args_.readers[num_readers_++] = r;
@@ -219,14 +230,12 @@ class ForestBuilder {
   }
 
   template <typename Fn>
-  void for_each_member(int leader, Fn fn) {
-    for (int r = leader; r != kNone; r = requests_[r].next) fn(requests_[r], r);
+  void for_each_member(const Group& group, Fn fn) {
+    for (int r = group.first; r != kNone; r = requests_[r].next) fn(requests_[r], r);
   }
 
-  void no_gain(int leader, int tile) {
-    for_each_member(leader, [&](Request& request, int) {
-      move_pairs(request, tile, tile + 1, args_.stats->unshared_pairs[kNoGain]);
-    });
+  void no_gain(const Request& request, int tile) {
+    move_pairs(request, tile, tile + 1, args_.stats->unshared_pairs[kNoGain]);
   }
 
   // Pairs counted as unread by others so far are something else.

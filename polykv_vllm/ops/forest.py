@@ -29,9 +29,9 @@ def build_prefix_forest(
 ) -> PrefixForest:
     """Find the tiles that several requests of a batch have in the same blocks.
 
-    A request reads a tile with others if all its queries see the whole tile. Where
-    stacking the rows of its readers would save no pass over the tile, because each
-    reader fills passes of 64 rows alone, it is left to them.
+    A request reads a tile with others if all its queries see the whole tile and its
+    rows do not fill a pass of 64 alone, and if stacking the rows of all such readers
+    saves a pass.
 
     Args:
         block_table: `[num_reqs, max_num_blocks]` int32 on the CPU.

@@ -11,10 +11,6 @@ Segment = tuple[int, int, tuple[int, ...]]
 """First tile, end tile (exclusive), readers in ascending order."""
 
 
-def _passes(rows: int) -> int:
-    return -(-rows // MAX_ROWS)
-
-
 def shared_segments(
     block_tables: Sequence[Sequence[int]],
     seq_lens: Sequence[int],
@@ -26,9 +22,9 @@ def shared_segments(
     """Return the segments that several requests read, sorted.
 
     Tile by tile: requests whose queries all see the whole tile, and some of it through
-    their windows, are grouped by the blocks that hold it. A group is kept if its rows
-    take fewer passes stacked than apart; equal groups of neighbouring tiles are one
-    segment.
+    their windows, are grouped by the blocks that hold it. Requests whose rows fill a
+    pass alone are left out; a group is kept if its rows take fewer passes stacked than
+    apart; equal groups of neighbouring tiles are one segment.
     """
     segments: list[Segment] = []
     open_segments: dict[tuple[int, ...], int] = {}  # readers -> first tile
@@ -39,13 +35,16 @@ def shared_segments(
         for request, table in enumerate(block_tables):
             first_seen = seq_lens[request] - query_lens[request] + 1
             window_begin = first_seen - sliding_window if sliding_window > 0 else 0
-            if query_lens[request] and window_begin < end <= first_seen:
+            alone = query_lens[request] * group >= MAX_ROWS
+            if not query_lens[request] or alone:
+                continue
+            if window_begin < end <= first_seen:
                 blocks = table[begin // block_size : (end - 1) // block_size + 1]
                 groups[tuple(blocks)].append(request)
         kept = set()
         for members in groups.values():
-            rows = [query_lens[request] * group for request in members]
-            if len(members) > 1 and _passes(sum(rows)) < sum(map(_passes, rows)):
+            rows = sum(query_lens[request] * group for request in members)
+            if -(-rows // MAX_ROWS) < len(members):
                 kept.add(tuple(members))
         for readers in set(open_segments) - kept:
             segments.append((open_segments.pop(readers), tile, readers))

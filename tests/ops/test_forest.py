@@ -48,10 +48,18 @@ def expected(
 
 def test_constants_agree() -> None:
     assert ops.TILE_TOKENS == ORACLE_TILE
-    # 64 rows are one pass, 65 are two: only then is there something to save.
-    for queries, shares in ((MAX_ROWS // 2, True), (MAX_ROWS, False)):
+    # Two of 32 rows are one pass, two of 33 are two: nothing to save.
+    for queries, shares in ((MAX_ROWS // 2, True), (MAX_ROWS // 2 + 1, False)):
         readers = [Reader(0, queries, queries)] * 2
         assert bool(find(make_tables(PROMPT, readers, 128), 128, group=1)) is shares
+
+
+def test_long_prefills_read_for_themselves() -> None:
+    """64 rows fill a pass: stacking them would save none and cost their states."""
+    readers = [Reader(0, 80, queries) for queries in (1, 64, 63, 1, 70)]
+    forest = find(make_tables(PROMPT, readers, 128), 128, group=1)
+    assert as_segments(forest) == [(0, 4, (0, 2, 3))]
+    assert forest.counts.no_gain_pairs == (64 + 70) * 4 * 128
 
 
 @settings(max_examples=150, deadline=None)

@@ -10,7 +10,6 @@ the same bytes, and what differs is the attention kernel.
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 
@@ -21,39 +20,42 @@ class TestExtension:
 
     def polykv_record(self) -> None:
         """Keep the keys and values of the following forward passes."""
-        ops = self._real_ops()
         self._tape: list[Any] = []
+        for impl in self._impls():
+            self._replace(impl, _store=self._recording(impl._store))
 
-        def reshape_and_cache(key: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+    def _recording(self, store: Any) -> Any:
+        def record(key: Any, value: Any, cache: Any, slots: Any) -> None:
             self._tape.append((key.clone(), value.clone()))
-            ops.reshape_and_cache(key, value, *args, **kwargs)
+            store(key, value, cache, slots)
 
-        self._set_ops(reshape_and_cache, ops.paged_attention)
+        return record
 
     def polykv_replay(self) -> None:
         """Store the recorded keys and values, attend with the reference."""
-        ops = self._real_ops()
+        from polykv_vllm import ops
+
+        self._restore()
         tape = iter(self._tape)
 
-        def reshape_and_cache(
-            key: Any, value: Any, cache: Any, slots: Any, fmt: Any, **_: Any
-        ) -> None:
-            recorded_key, recorded_value = next(tape)
-            assert recorded_key.shape == key.shape, "not the recorded batch"
-            ops.reshape_and_cache(
-                recorded_key, recorded_value, cache, slots, fmt, isa="reference"
+        def replaying(store: Any) -> Any:
+            def replay(key: Any, value: Any, cache: Any, slots: Any) -> None:
+                recorded_key, recorded_value = next(tape)
+                assert recorded_key.shape == key.shape, "not the recorded batch"
+                store(recorded_key, recorded_value, cache, slots)
+
+            return replay
+
+        for impl in self._impls():
+            reference = ops.layer_attention(
+                impl.fmt, impl.scale, impl.sliding_window, isa="reference"
             )
-
-        def paged_attention(*args: Any, **kwargs: Any) -> None:
-            ops.paged_attention(*args, **kwargs | {"isa": "reference"})
-
-        self._set_ops(reshape_and_cache, paged_attention)
+            store = ops.layer_store(impl.fmt, isa="reference")
+            self._replace(impl, _store=replaying(store), _attend=reference)
 
     def polykv_stop(self) -> int:
         """Back to normal; returns the number of recorded layer calls."""
-        from polykv_vllm.attention import impl
-
-        impl.ops = self._real_ops()
+        self._restore()
         return len(self._tape)
 
     def polykv_attention_layers(self) -> dict[str, str]:
@@ -79,18 +81,20 @@ class TestExtension:
         assert match
         return int(match[1])
 
-    @staticmethod
-    def _real_ops() -> Any:
-        from polykv_vllm import ops
+    def _impls(self) -> list[Any]:
+        """Return the layers with one of our caches, in the order they run."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        impls = [layer.impl for layer in layers.values()]
+        return [impl for impl in impls if hasattr(impl, "_store")]
 
-        return ops
+    def _replace(self, impl: Any, **members: Any) -> None:
+        """Set members of a layer until `_restore`."""
+        self._replaced: list[Any] = getattr(self, "_replaced", [])
+        for name, member in members.items():
+            self._replaced.append((impl, name, getattr(impl, name)))
+            setattr(impl, name, member)
 
-    @staticmethod
-    def _set_ops(reshape_and_cache: Any, paged_attention: Any) -> None:
-        from polykv_vllm.attention import impl
-
-        impl.ops = SimpleNamespace(
-            reshape_and_cache=reshape_and_cache,
-            paged_attention=paged_attention,
-            current_isa=impl.ops.current_isa,
-        )
+    def _restore(self) -> None:
+        for impl, name, member in getattr(self, "_replaced", []):
+            setattr(impl, name, member)
+        self._replaced = []

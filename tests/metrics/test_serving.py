@@ -37,7 +37,7 @@ def exposed(registry: CollectorRegistry = REGISTRY) -> str:
 
 
 def test_one_api_server_shows_them_in_the_default_registry(base: Path) -> None:
-    assert "polykv" not in exposed()
+    assert "vllm:polykv_" not in exposed()
     serving.start(config())
     assert envs.metrics_dir() in base.iterdir()
     recorder = open_recorder(0, 0)
@@ -45,7 +45,7 @@ def test_one_api_server_shows_them_in_the_default_registry(base: Path) -> None:
     sample = 'vllm:polykv_steps_total{engine="0",model_name="m"} 1.0'
     assert sample in exposed()
     serving.stop()
-    assert "polykv" not in exposed()
+    assert "vllm:polykv_" not in exposed()
     assert envs.metrics_dir() is None
     assert list(base.glob("server-*")) == []
 
@@ -55,7 +55,7 @@ def test_the_latest_engine_of_a_process_is_shown(base: Path) -> None:
     open_recorder(0, 0)
     serving.start(config(model="second"))
     open_recorder(0, 0)
-    assert 'model_name="second"' in exposed() and "first" not in exposed()
+    assert 'model_name="second"' in exposed() and 'model_name="first"' not in exposed()
     assert len(list(base.glob("server-*"))) == 1
 
 
@@ -101,9 +101,9 @@ def test_no_place_is_told_and_not_fatal(
     serving.start(config())
     assert "/metrics will not have vllm:polykv_*" in caplog.text
     assert envs.metrics_dir() is None
-    assert "polykv" not in exposed()
+    assert "vllm:polykv_" not in exposed()
     serving.start(config(api_servers=2, rank=0))
-    assert "polykv" not in exposed()
+    assert "vllm:polykv_" not in exposed()
 
 
 def test_registries_of_several_api_servers_get_them(base: Path) -> None:

@@ -69,7 +69,7 @@ def test_metrics_are_shown(start: Any) -> None:
 @pytest.mark.usefixtures("_api_servers")
 def test_other_dtypes_have_none(start: Any, tmp_path: Path) -> None:
     start("auto")
-    assert "polykv" not in scrape()
+    assert "vllm:polykv_" not in scrape()
     assert list(tmp_path.glob("server-*")) == []
 
 
@@ -84,4 +84,4 @@ def test_several_api_servers_need_the_seam(
     model = SimpleNamespace(served_model_name="m")
     serving.start(SimpleNamespace(parallel_config=parallel, model_config=model))
     open_recorder(0, 0)
-    assert "polykv" not in scrape()
+    assert "vllm:polykv_" not in scrape()

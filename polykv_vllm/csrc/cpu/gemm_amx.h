@@ -107,28 +107,23 @@ inline void qk_two_terms(const GemmShape& shape, const int8_t* query,
       }
     }
   };
-  const auto load = [&](int s, int c) {
-    const int second = s + 1 < shape.subtiles ? s + 1 : s;
-    _tile_loadd(4, query + c * 64, D);
-    _tile_loadd(6, keys[s] + c * 1024, 64);
-    _tile_loadd(5, low + c * 64, D);
-    _tile_loadd(7, keys[second] + c * 1024, 64);
-  };
-  load(0, 0);
   for (int s = 0; s < shape.subtiles; s += 2) {
     prefetcher.step();
+    const uint8_t *first = keys[s], *second = keys[s + 1 < shape.subtiles ? s + 1 : s];
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
     for (int c = 0; c < D / 64; ++c) {
-      if (c > 0) load(s, c);
+      _tile_loadd(4, query + c * 64, D);
+      _tile_loadd(6, first + c * 1024, 64);
       _tile_dpbsud(0, 4, 6);
+      _tile_loadd(5, low + c * 64, D);
       _tile_dpbsud(1, 5, 6);
+      _tile_loadd(7, second + c * 1024, 64);
       _tile_dpbsud(2, 4, 7);
       _tile_dpbsud(3, 5, 7);
     }
-    if (s + 2 < shape.subtiles) load(s + 2, 0);
     stage.store(drain);
   }
   stage.finish(drain);
@@ -197,14 +192,6 @@ inline void pv_two_terms(const GemmShape& shape, const uint8_t* prob,
       }
     }
   };
-  const auto load = [&](int g, int chunk) {
-    const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
-    _tile_loadd(4, prob + chunk * 64, kTileTokens);
-    _tile_loadd(6, level, D * 4);
-    _tile_loadd(5, low + chunk * 64, kTileTokens);
-    _tile_loadd(7, level + 64, D * 4);
-  };
-  load(0, 0);
   for (int g = 0; g < D / 16; g += 2) {
     prefetcher.step();
     _tile_zero(0);
@@ -212,13 +199,16 @@ inline void pv_two_terms(const GemmShape& shape, const uint8_t* prob,
     _tile_zero(2);
     _tile_zero(3);
     for (int chunk = 0; chunk * 4 < shape.subtiles; ++chunk) {
-      if (chunk > 0) load(g, chunk);
+      const int8_t* level = levels + chunk * 16 * D * 4 + g * 64;
+      _tile_loadd(4, prob + chunk * 64, kTileTokens);
+      _tile_loadd(6, level, D * 4);
       _tile_dpbusd(0, 4, 6);
+      _tile_loadd(5, low + chunk * 64, kTileTokens);
       _tile_dpbusd(1, 5, 6);
+      _tile_loadd(7, level + 64, D * 4);
       _tile_dpbusd(2, 4, 7);
       _tile_dpbusd(3, 5, 7);
     }
-    if (g + 2 < D / 16) load(g + 2, 0);
     stage.store(drain);
   }
   stage.finish(drain);

@@ -165,11 +165,9 @@ class LayerStore:
             self._cache, self._forms = kv_cache, forms
         if slot_mapping is not self._slots:
             self._slots = None
-            slots = (
-                slot_mapping.long()
-                if slot_mapping.dtype == torch.int32
-                else (slot_mapping)
-            )
+            slots = slot_mapping
+            if slots.dtype == torch.int32:
+                slots = slots.long()
             check_index("slot_mapping", slots, torch.int64, 1)
             args.slot_mapping, args.num_tokens = slots.data_ptr(), slots.shape[0]
             # A converted copy is kept, and made anew should its source be reused.

@@ -56,8 +56,14 @@ def current_isa() -> str:
     return forced
 
 
-def _entry(op: str, device: str, fmt: FormatSpec, isa: str | None, case: str) -> Entry:
-    return _table().require(op, device, isa or current_isa(), f" of {fmt.name}{case}")
+def _entry(
+    op: str, fmt: FormatSpec, isa: str | None, rows: torch.Tensor | None = None
+) -> Entry:
+    """Return what makes the op for one layer; of `rows`, if given, on their device."""
+    device, case = "cpu", f" of {fmt.name}"
+    if rows is not None:
+        device, case = rows.device.type, f"{case} with head size {rows.shape[-1]}"
+    return _table().require(op, device, isa or current_isa(), case)
 
 
 def layer_store(
@@ -65,8 +71,6 @@ def layer_store(
     *,
     isa: str | None = None,
     num_threads: int = 0,
-    device: str = "cpu",
-    case: str = "",
 ) -> LayerStore:
     """Return `reshape_and_cache` for one layer, to be called step by step.
 
@@ -77,14 +81,12 @@ def layer_store(
         fmt: The cache's format.
         isa: Instruction set; the default is `current_isa()`.
         num_threads: OpenMP threads; 0 is the process's default.
-        device: Type of the tensors' device.
-        case: For the error when there is no implementation.
 
     Raises:
-        NotImplementedError: No implementation for this device and instruction set.
+        NotImplementedError: No implementation for this instruction set.
 
     """
-    make = _entry("reshape_and_cache", device, fmt, isa, case)
+    make = _entry("reshape_and_cache", fmt, isa)
     return cast(LayerStore, make(fmt, num_threads))
 
 
@@ -96,8 +98,6 @@ def layer_attention(
     fast: bool = False,
     isa: str | None = None,
     num_threads: int = 0,
-    device: str = "cpu",
-    case: str = "",
 ) -> LayerAttention:
     """Return `paged_attention` for one layer, to be called step by step.
 
@@ -105,7 +105,7 @@ def layer_attention(
     another form. Call it with `(query, kv_cache, output, batch)`, batch being an
     `AttentionBatch`, one for all layers. Arguments as in `paged_attention`.
     """
-    make = _entry("paged_attention", device, fmt, isa, case)
+    make = _entry("paged_attention", fmt, isa)
     layer = make(fmt, scale, sliding_window, fast, num_threads)
     return cast(LayerAttention, layer)
 
@@ -138,14 +138,8 @@ def reshape_and_cache(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    layer = layer_store(
-        fmt,
-        isa=isa,
-        num_threads=num_threads,
-        device=key.device.type,
-        case=f" with head size {key.shape[-1]}",
-    )
-    layer(key, value, kv_cache, slot_mapping)
+    make = _entry("reshape_and_cache", fmt, isa, key)
+    make(fmt, num_threads)(key, value, kv_cache, slot_mapping)
 
 
 def paged_attention(
@@ -194,15 +188,7 @@ def paged_attention(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    layer = layer_attention(
-        fmt,
-        scale,
-        sliding_window,
-        fast=fast,
-        isa=isa,
-        num_threads=num_threads,
-        device=query.device.type,
-        case=f" with head size {query.shape[-1]}",
-    )
+    make = _entry("paged_attention", fmt, isa, query)
     batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest)
+    layer = make(fmt, scale, sliding_window, fast, num_threads)
     layer(query, kv_cache, output, batch)

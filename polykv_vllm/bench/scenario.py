@@ -20,9 +20,6 @@ from polykv_vllm.bench.arms import arm_named
 from polykv_vllm.bench.errors import BenchError
 from polykv_vllm.models import DEFAULT_MODEL
 
-QUICK = "quick"
-DEFAULT = "decisive"
-
 Agents = Annotated[int, Field(ge=1, le=4096)]
 
 

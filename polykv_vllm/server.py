@@ -21,8 +21,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import FrameType, TracebackType
+from typing import Any, Self
 
 HOST = "127.0.0.1"
 STARTUP_TIMEOUT_S = 300.0
@@ -250,13 +250,33 @@ def _uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    with _handling(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextlib.contextmanager
+def signals_unwind() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP unwind the stack, which stops the servers.
+
+    Their default is to end this process at once. Only for the main thread.
+    """
+
+    def unwind(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with _handling(unwind, signal.SIGTERM, signal.SIGHUP):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals with `handler` until this is left."""
+    kept = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
+        for number, before in kept.items():
+            signal.signal(number, before)
 
 
 def group_members(process_group: int) -> list[int]:

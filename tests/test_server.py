@@ -185,12 +185,11 @@ def test_dead_server_is_explained_by_its_first_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signal_to_the_owner(tmp_path: Path, number: signal.Signals) -> None:
     owner_script = f"""
-import signal, sys, time
+import time
 from pathlib import Path
-from polykv_vllm.demo.run import _exit_on_signal
+from polykv_vllm.server import signals_unwind
 from tests.test_server import StandIn
-signal.signal(signal.SIGTERM, _exit_on_signal)
-with StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
+with signals_unwind(), StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
     server.wait_until_healthy()
     print(server.process_group, flush=True)
     time.sleep(600)

@@ -2,12 +2,10 @@
 """Runs a scenario: every arm, every case, in turns; then the report."""
 
 import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +23,7 @@ from polykv_vllm.bench.results import DISTINCT, MEMORY, SPEED, ResultFolder, Run
 from polykv_vllm.bench.scenario import Case, Scenario
 from polykv_vllm.bench.workload import Workload
 from polykv_vllm.scrape import CacheReport, cache_report
-from polykv_vllm.server import ServerError, VllmServer
+from polykv_vllm.server import ServerError, VllmServer, signals_unwind
 
 _REPORT_LINES = 2  # of a failure: what failed and why; the rest is the log's end
 _MAX_TROUBLES = 2  # an arm whose server died this often is left alone
@@ -107,7 +105,7 @@ class Runner:
     def _do(self, jobs: list[Job]) -> None:
         cpus = self.plan.cpus
         with ExitStack() as stack:
-            stack.enter_context(_signals_unwind())
+            stack.enter_context(signals_unwind())
             stack.enter_context(_on_cpus(cpus.service))
             folder = self.plan.folder / "client"
             client = stack.enter_context(BenchClient(folder, cpus.service))
@@ -173,19 +171,3 @@ def _on_cpus(cpus: tuple[int, ...]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-@contextmanager
-def _signals_unwind() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP unwind the stack, which stops the servers."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, _exit_on_signal) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo: a real server, eight agents, one shared system prompt."""
 
-import signal
 from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
@@ -19,7 +17,7 @@ from polykv_vllm.demo.scenario import load_scenario
 from polykv_vllm.formats import is_polykv_dtype
 from polykv_vllm.models import DEFAULT_MODEL, resolve_model
 from polykv_vllm.scrape import CacheReport, cache_report, prefix_counters
-from polykv_vllm.server import ServerError, VllmServer
+from polykv_vllm.server import ServerError, VllmServer, signals_unwind
 from polykv_vllm.support import Support
 
 MODEL_NAME = "demo"
@@ -55,8 +53,11 @@ def run_demo(options: DemoOptions, console: Console) -> None:
             have ended by then.
 
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _exit_on_signal)
+    with signals_unwind():
+        _run_demo(options, console)
+
+
+def _run_demo(options: DemoOptions, console: Console) -> None:
     with display.step(console, f"model {options.model}") as view:
         model = resolve_model(options.model, view.update)
         support = run_check(model, options.kv_cache_dtype)
@@ -152,8 +153,3 @@ def _log_path(dtype: str) -> Path:
     directory = envs.cache_dir() / "logs"
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"demo-{dtype}.log"
-
-
-def _exit_on_signal(number: int, frame: FrameType | None) -> None:
-    """Unwind the stack, which stops the server, instead of dying at once."""
-    raise SystemExit(128 + number)

@@ -48,9 +48,15 @@ class TestExtension:
 
         for impl in self._impls():
             reference = ops.layer_attention(
-                impl.fmt, impl.scale, impl.sliding_window, isa="reference"
+                impl.fmt,
+                impl.scale,
+                impl.sliding_window,
+                key_transform=impl.key_transform,
+                isa="reference",
             )
-            store = ops.layer_store(impl.fmt, isa="reference")
+            store = ops.layer_store(
+                impl.fmt, key_transform=impl.key_transform, isa="reference"
+            )
             self._replace(impl, _store=replaying(store), _attend=reference)
 
     def polykv_stop(self) -> int:
@@ -62,6 +68,15 @@ class TestExtension:
         """Implementation class of each attention layer."""
         layers = self.compilation_config.static_forward_context  # type: ignore
         return {name: type(layer.impl).__name__ for name, layer in layers.items()}
+
+    def polykv_key_transforms(self) -> dict[str, tuple[str, Any]]:
+        """Treatment and scales of each layer with one of our caches."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return {
+            name: (layer.impl.key_transform.treatment, layer.impl.key_transform.scales)
+            for name, layer in layers.items()
+            if hasattr(layer.impl, "key_transform")
+        }
 
     def polykv_cache_shapes(self) -> dict[str, list[int]]:
         """Shape of each layer's cache."""

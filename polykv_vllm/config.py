@@ -79,6 +79,11 @@ def describe_options() -> str:
     )
 
 
+def key_treatments() -> tuple[str, ...]:
+    """Return what `key_treatment` may be, the default first."""
+    return get_args(PolyKVConfig.model_fields["key_treatment"].annotation)
+
+
 def _choices(name: str) -> list[str]:
     annotation = PolyKVConfig.model_fields[name].annotation
     if annotation is bool:

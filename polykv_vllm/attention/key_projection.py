@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from polykv_vllm.keys import KeyProjection, RotaryPairs
+from polykv_vllm.keys import KeyProjection, RotaryPairs, after_head_norm
 
 _CHUNK_ELEMENTS = 1 << 22  # of the projection's output: 8 MiB in bf16
 
@@ -56,9 +56,11 @@ def read_key_projection(
     rows = [count * impl.head_size for count in counts]
     biases = [x.view(-1, impl.head_size) for x in bias.split(rows)]
     spreads = [x.view(-1, impl.head_size) for x in spread.split(rows)]
-    query = _normed(biases[0], spreads[0], norms["q"])
-    key = _normed(biases[1], spreads[1], norms["k"])
-    return KeyProjection(*key, *query, rotary)
+    split = {"q": (biases[0], spreads[0]), "k": (biases[1], spreads[1])}
+    for kind, norm in norms.items():
+        if norm is not None:
+            split[kind] = after_head_norm(*split[kind], *norm)
+    return KeyProjection(*split["k"], *split["q"], rotary)
 
 
 def _part(module: torch.nn.Module | None, name: str) -> Any:
@@ -150,24 +152,6 @@ def _head_norm(
             raise UnreadableError(f"what {type(child).__name__} {name} does is unknown")
     norm = getattr(parent, f"{kind}_norm", None)
     return None if norm is None else _norm_effect(norm, impl.head_size, dtype)
-
-
-def _normed(
-    bias: torch.Tensor,
-    spread: torch.Tensor,
-    norm: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bias and spread `[heads, head_size]` after the norm of the heads.
-
-    The norm divides by the root mean square of a head, here by that expected for
-    inputs of unit variance.
-    """
-    if norm is None:
-        return bias, spread
-    gain, shift = norm
-    mean_square = (bias.square() + spread.square()).mean(-1, keepdim=True)
-    factor = gain * mean_square.clamp(min=1e-30).rsqrt()
-    return bias * factor + shift, spread * factor.abs()
 
 
 def _rotary(parent: torch.nn.Module, head_size: int) -> RotaryPairs | None:

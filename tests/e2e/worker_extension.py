@@ -9,8 +9,17 @@ the same bytes, and what differs is the attention kernel.
 """
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """Turn a dataclass of tensors into what an RPC can return."""
+    return {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in asdict(record).items()
+    }
 
 
 class TestExtension:
@@ -73,7 +82,20 @@ class TestExtension:
         """Treatment and scales of each layer with one of our caches."""
         layers = self.compilation_config.static_forward_context  # type: ignore
         return {
-            name: (layer.impl.key_transform.treatment, layer.impl.key_transform.scales)
+            name: (transform.treatment, _plain(transform)["scales"])
+            for name, layer in layers.items()
+            if (transform := getattr(layer.impl, "key_transform", None)) is not None
+        }
+
+    def polykv_key_projections(self) -> dict[str, Any]:
+        """Fields of the `KeyProjection` of each layer with one of our caches."""
+        from polykv_vllm.attention.key_projection import read_key_projection
+
+        modules = dict(self.get_model().named_modules())  # type: ignore
+        dtype = self.model_config.dtype  # type: ignore
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return {
+            name: _plain(read_key_projection(modules, name, layer.impl, dtype))
             for name, layer in layers.items()
             if hasattr(layer.impl, "key_transform")
         }

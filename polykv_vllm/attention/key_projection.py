@@ -22,6 +22,7 @@ class UnreadableError(Exception):
     """The layer is not built from the pieces that are known; the message says why."""
 
 
+@torch.no_grad()
 def read_key_projection(
     modules: dict[str, torch.nn.Module], name: str, impl: Any, dtype: torch.dtype
 ) -> KeyProjection:

@@ -96,14 +96,11 @@ def _read(
 ) -> tuple[dict[str, KeyProjection], dict[str, str]]:
     """Return what could be read, and the reasons why the rest could not, by layer."""
     projections, reasons = {}, {}
-    with torch.no_grad():
-        for name, impl in impls.items():
-            try:
-                projection = read_key_projection(modules, name, impl, dtype)
-            except UnreadableError as error:
-                reasons[name] = str(error)
-                continue
-            projections[name] = projection
+    for name, impl in impls.items():
+        try:
+            projections[name] = read_key_projection(modules, name, impl, dtype)
+        except UnreadableError as error:
+            reasons[name] = str(error)
     return projections, reasons
 
 
@@ -138,8 +135,8 @@ def _choose(
         return "none", "no layer's key projection can be read"
     fmt = next(iter(impls.values())).fmt
     return choose_treatment(whole, fmt), (
-        f"chosen for {fmt.name} from the weights of {len(whole)} layers; the largest "
-        f"key bias is {_largest_bias(whole):.1f} times its head's spread"
+        f"chosen for {fmt.name} from the weights of {len(whole)} layer(s); the "
+        f"largest key bias is {_largest_bias(whole):.1f} times its head's spread"
     )
 
 
@@ -156,8 +153,14 @@ def _gather(projections: list[KeyProjection]) -> list[KeyProjection]:
 
     Tensor parallel workers have some heads of each layer, pipeline stages some layers.
     """
-    from vllm.distributed import get_pp_group, get_tp_group
+    from vllm.distributed import (
+        get_pp_group,
+        get_tp_group,
+        model_parallel_is_initialized,
+    )
 
+    if not model_parallel_is_initialized():
+        return projections
     shards = _from_all(projections, get_tp_group())
     layers = [_join(parts) for parts in zip(*shards, strict=True)]
     return [layer for stage in _from_all(layers, get_pp_group()) for layer in stage]

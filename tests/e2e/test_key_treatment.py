@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key treatments in the real engine, on small models with random weights and norms."""
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,17 +22,29 @@ NUM_LAYERS = SHAPE["num_hidden_layers"]
 PROMPT = [(7 * i * i + i) % SHAPE["vocab_size"] for i in range(300)]
 
 
-def engine(model: Path, treatment: str | None, dtype: str = "float32") -> Engine:
+def engine(
+    model: Path,
+    treatment: str | None,
+    dtype: str = "float32",
+    kv_cache_dtype: str = "polykv_k8v4",
+    **more: Any,
+) -> Engine:
     options = {} if treatment is None else {"key_treatment": treatment}
     return Engine(
         model,
-        "polykv_k8v4",
+        kv_cache_dtype,
         skip_tokenizer_init=True,
         dtype=dtype,
         block_size=32,
         max_num_batched_tokens=288,
         additional_config={"polykv": options},
+        **more,
     )
+
+
+def complete(served: Engine) -> list[int]:
+    (output,) = served.generate([PROMPT], max_tokens=24, ignore_eos=True)
+    return list(output.outputs[0].token_ids)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -76,7 +90,7 @@ def test_treatment_keeps_what_a_bias_would_lose(tmp_path: Path) -> None:
     save_random_model(tmp_path, "qwen2", key_bias=300.0)
     scores = {}
     for treatment in ("none", "channel_scale"):
-        with engine(tmp_path, treatment) as served:
+        with engine(tmp_path, treatment, kv_cache_dtype="polykv_k8v8") as served:
             scores[treatment] = served.score(PROMPT)
             assert served.replay_difference(PROMPT) <= replay_tolerance(
                 2**-14, NUM_LAYERS
@@ -95,6 +109,33 @@ def test_without_scales_nothing_is_read(tmp_path: Path) -> None:
     with engine(tmp_path, "hadamard") as served:
         transforms = served.call("polykv_key_transforms")
     assert list(transforms.values()) == [["hadamard", None]] * NUM_LAYERS
+
+
+@pytest.mark.slow
+def test_workers_adapters_and_drafts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers have the scales of their heads; the rest changes nothing."""
+    save_random_model(tmp_path, "qwen2", key_bias=300.0)
+    with engine(tmp_path, None) as served:
+        expected, text = served.call("polykv_key_transforms"), complete(served)
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    for more in ({"enable_lora": True}, {"speculative_config": ngram}):
+        with engine(tmp_path, None, **more) as served:
+            assert served.call("polykv_key_transforms") == expected
+            assert complete(served) == text
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two workers need two CPUs")
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
+    with engine(tmp_path, None, tensor_parallel_size=2) as served:
+        ranks = served.llm.collective_rpc("polykv_key_transforms")
+        assert complete(served) == text
+    for name, (treatment, scales) in expected.items():
+        assert [rank[name][0] for rank in ranks] == [treatment] * 2
+        joined = torch.tensor([head for rank in ranks for head in rank[name][1]])
+        # Rows of a shard may be summed in another order.
+        torch.testing.assert_close(joined, torch.tensor(scales))
 
 
 @pytest.mark.slow

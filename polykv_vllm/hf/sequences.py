@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks the sequences of a batch hold, and what one forward pass does to them."""
+"""Which blocks the rows of a batch hold, and what a forward pass does to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Sequences:
         return forked
 
     def expect_padding(self, attention_mask: torch.Tensor) -> None:
-        """Note the padding of the next step: zeros of `[rows, new tokens]`, at the left.
+        """Note the padding of the next step: zeros of `[rows, new tokens]`, left.
 
         Raises:
             UnsupportedError: There are zeros elsewhere, or a row has no token.
@@ -197,8 +197,8 @@ class Sequences:
             seen[self.real_tokens(row, end)] = True
         if attention_mask is None or not torch.equal(attention_mask, expected):
             raise UnsupportedError(
-                "the attention mask hides other tokens than those the polykv cache was "
-                "told of. Of masks, it supports padding at the left of new tokens: call "
+                "the attention mask hides other tokens than the polykv cache was told "
+                "of. Of masks, it supports padding at the left of new tokens: call "
                 "cache.expect_padding(mask of the new tokens) before the model"
             )
         self._checked = attention_mask

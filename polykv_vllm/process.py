@@ -31,7 +31,6 @@ _ERROR = re.compile(
 # What Python's libraries print when the process ends.
 _NOISE = re.compile(r"nanobind: | - (leaked|\.\.\. skipped) |See https://nanobind")
 _PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
-# What Python's libraries print when the process ends.
 
 
 class ProcessGroup:

@@ -56,7 +56,7 @@ def polykv_attention(
     if layer is None:
         raise UnsupportedError(
             f"the attention implementation {IMPLEMENTATION!r} reads a PolyKVCache, and "
-            "this call has none: pass past_key_values=PolyKVCache(model.config), or "
+            "this call has none: pass past_key_values=PolyKVCache.for_model(model), or "
             'choose another: model.set_attn_implementation("sdpa")'
         )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

@@ -13,6 +13,7 @@ from polykv_vllm.formats import FormatSpec, get_format
 from polykv_vllm.hf.blocks import BLOCK_SIZE, BlockStore
 from polykv_vllm.hf.layer import PackedLayer
 from polykv_vllm.hf.sequences import Sequences
+from polykv_vllm.hf.treatment import AUTO, key_transforms
 from polykv_vllm.keys import KeyTransform
 from polykv_vllm.support import attention_reasons
 
@@ -21,7 +22,7 @@ class PolyKVCache(Cache):
     """Keys and values in one of our formats, on the CPU.
 
         model.set_attn_implementation("polykv")
-        cache = PolyKVCache(model.config, "polykv")
+        cache = PolyKVCache.for_model(model, "polykv")
         model.generate(**inputs, past_key_values=cache)
 
     With the attention implementation "polykv" the packed bytes are all there is. With
@@ -34,7 +35,7 @@ class PolyKVCache(Cache):
             whenever keys are stored.
         fmt: Name of the format.
         key_transforms: How each layer treats its keys, None for a layer that does not;
-            by default none does.
+            by default none does. `for_model` finds what the engine would do.
         block_size: Tokens per block, a multiple of 16.
 
     Raises:
@@ -62,6 +63,33 @@ class PolyKVCache(Cache):
         sequences = Sequences(store, num_heads // num_kv_heads)
         self._set_up(config, transforms, sequences, length=0)
 
+    @classmethod
+    def for_model(
+        cls,
+        model: Any,
+        fmt: str = "polykv",
+        *,
+        key_treatment: str = AUTO,
+        block_size: int = BLOCK_SIZE,
+    ) -> Self:
+        """Return an empty cache for a model.
+
+        Args:
+            model: A causal language model of transformers, on the CPU.
+            fmt: Name of the format.
+            key_treatment: One of `keys.TREATMENTS`, or "auto" for the one that the
+                weights ask for.
+            block_size: Tokens per block, a multiple of 16.
+
+        Raises:
+            UnsupportedError: The model cannot be served, or its weights, which are
+                needed to choose a treatment, have other names.
+            ValueError: There is no such format or treatment.
+
+        """
+        transforms = key_transforms(model, get_format(fmt), key_treatment)
+        return cls(model.config, fmt, key_transforms=transforms, block_size=block_size)
+
     def _set_up(
         self,
         config: Any,
@@ -83,6 +111,11 @@ class PolyKVCache(Cache):
     def fmt(self) -> FormatSpec:
         """The format."""
         return self.store.fmt
+
+    @property
+    def key_treatment(self) -> str:
+        """What keys go through, one of `keys.TREATMENTS`."""
+        return (self._transforms[0] or KeyTransform()).treatment
 
     @property
     def batch_size(self) -> int:

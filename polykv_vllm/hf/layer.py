@@ -52,7 +52,7 @@ class PackedLayer(CacheLayerMixin):
         self.length = length
         self._index, self._sequences, self._config = index, sequences, config
         self._transform = transform
-        self._store = ops.layer_store(sequences.store.fmt)
+        self._store = ops.layer_store(sequences.store.fmt, key_transform=transform)
         self._attend: dict[tuple[float, int], ops.dispatch.LayerAttention] = {}
 
     def lazy_initialization(
@@ -86,8 +86,6 @@ class PackedLayer(CacheLayerMixin):
         with store.lock:
             step = sequences.begin(self.length, num_tokens, rows)
             key, value = _token_rows(key_states), _token_rows(value_states)
-            if self._transform is not None:
-                key, value = self._transform.keys(key), value.float()
             self._store(key, value, store.layers[self._index], step.slot_mapping)
         self.length += num_tokens
         if self._config._attn_implementation == IMPLEMENTATION:
@@ -119,16 +117,16 @@ class PackedLayer(CacheLayerMixin):
         sequences.check_mask(attention_mask)
         step, all_rows = sequences.step, _token_rows(query)
         rows = all_rows if step.real is None else all_rows[step.real]
-        if self._transform is not None:
-            rows = self._transform.queries(rows)
         if (scale, sliding_window) not in self._attend:
             self._attend[scale, sliding_window] = ops.layer_attention(
-                sequences.store.fmt, scale, sliding_window
+                sequences.store.fmt,
+                scale,
+                sliding_window,
+                key_transform=self._transform,
             )
-        output = torch.empty(rows.shape, dtype=rows.dtype)
+        output = torch.empty(rows.shape, dtype=rows.dtype)  # contiguous, unlike rows
         kv_cache = sequences.store.layers[self._index]
         self._attend[scale, sliding_window](rows, kv_cache, output, step.batch)
-        output = output.to(query.dtype)
         if step.real is not None:
             padded = torch.zeros(all_rows.shape, dtype=query.dtype)
             padded[step.real] = output

@@ -17,7 +17,7 @@ from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.hf.attention import IMPLEMENTATION
 from polykv_vllm.hf.blocks import BLOCK_SIZE
 from polykv_vllm.hf.cache import PolyKVCache
-from polykv_vllm.keys import KeyTransform
+from polykv_vllm.hf.treatment import AUTO
 
 _MB = 1e6
 
@@ -108,7 +108,7 @@ class SharedKVPool:
         document: str | Sequence[int],
         fmt: str = "polykv",
         *,
-        key_transforms: Sequence[KeyTransform | None] | None = None,
+        key_treatment: str = AUTO,
         block_size: int = BLOCK_SIZE,
         chunk_tokens: int = 512,
     ) -> "SharedKVPool":
@@ -121,7 +121,7 @@ class SharedKVPool:
             tokenizer: Its tokenizer.
             document: Text, or tokens with what the model wants at their beginning.
             fmt: Name of the format.
-            key_transforms: As in `PolyKVCache`.
+            key_treatment: As in `PolyKVCache.for_model`.
             block_size: Tokens per block, a multiple of 16.
             chunk_tokens: Tokens per forward pass; changes memory, not results.
 
@@ -135,8 +135,8 @@ class SharedKVPool:
         )
         tokens = torch.as_tensor(ids, dtype=torch.long).reshape(1, -1)
         _check_length(model, tokens.shape[1], "the document")
-        cache = PolyKVCache(
-            model.config, fmt, key_transforms=key_transforms, block_size=block_size
+        cache = PolyKVCache.for_model(
+            model, fmt, key_treatment=key_treatment, block_size=block_size
         )
         model.set_attn_implementation(IMPLEMENTATION)
         cache.store.reserve(-(-tokens.shape[1] // block_size))

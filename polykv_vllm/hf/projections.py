@@ -33,7 +33,7 @@ def read_projections(model: Any) -> list[KeyProjection]:
 
 
 def _read_layer(config: Any, index: int, layer: torch.nn.Module) -> KeyProjection:
-    attention = getattr(layer, "self_attn", None)
+    attention: Any = getattr(layer, "self_attn", None)
     missing = [name for name in ("q_proj", "k_proj") if not hasattr(attention, name)]
     if missing or not hasattr(layer, "input_layernorm"):
         raise UnsupportedError(
@@ -43,14 +43,15 @@ def _read_layer(config: Any, index: int, layer: torch.nn.Module) -> KeyProjectio
     add_one = config.model_type.startswith(_NORMS_ADD_ONE)
     gain = _gain(layer.input_layernorm, add_one)
     head_dim = attention.head_dim
-    sides = []
-    for name in ("k", "q"):
-        bias, spread = _channels(getattr(attention, f"{name}_proj"), gain, head_dim)
-        norm = getattr(attention, f"{name}_norm", None)
+    sides: dict[str, torch.Tensor] = {}
+    for name in ("key", "query"):
+        projection = getattr(attention, f"{name[0]}_proj")
+        bias, spread = _channels(projection, gain, head_dim)
+        norm = getattr(attention, f"{name[0]}_norm", None)
         if norm is not None:
             bias, spread = _normalised(bias, spread, _gain(norm, add_one))
-        sides += [bias, spread]
-    return KeyProjection(*sides, rotary=_rotary(config, head_dim))
+        sides |= {f"{name}_bias": bias, f"{name}_spread": spread}
+    return KeyProjection(**sides, rotary=_rotary(config, head_dim))
 
 
 def _gain(norm: Any, add_one: bool) -> torch.Tensor:

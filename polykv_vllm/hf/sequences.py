@@ -161,14 +161,20 @@ class Sequences:
     ) -> ops.AttentionBatch:
         width = max(map(len, self.tables))
         rows = [table + [0] * (width - len(table)) for table in self.tables]
-        tensors = [torch.tensor(x, dtype=torch.int32) for x in (rows, lens, counts)]
+        block_table = torch.tensor(rows, dtype=torch.int32)
+        seq_lens = torch.tensor(lens, dtype=torch.int32)
+        query_start_loc = torch.tensor(counts, dtype=torch.int32)
         forest = None
         if len(rows) > 1:
             # Without a window: such a forest suits layers with one, too.
             forest = ops.build_prefix_forest(
-                *tensors, self.store.block_size, self._group
+                block_table,
+                seq_lens,
+                query_start_loc,
+                self.store.block_size,
+                self._group,
             )
-        return ops.AttentionBatch(*tensors, forest)
+        return ops.AttentionBatch(block_table, seq_lens, query_start_loc, forest)
 
     def _reserve(self, table: list[int], old: int, new: int) -> None:
         """Make the blocks of tokens old..new - 1 of a row its own."""

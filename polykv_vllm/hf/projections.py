@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from polykv_vllm.errors import UnsupportedError
-from polykv_vllm.keys import KeyProjection, RotaryPairs
+from polykv_vllm.keys import KeyProjection, RotaryPairs, after_head_norm
 
 _NORMS_ADD_ONE = ("gemma",)  # Gemma's norms multiply by 1 + weight
 
@@ -38,7 +38,8 @@ def _read_layer(config: Any, index: int, layer: torch.nn.Module) -> KeyProjectio
     if missing or not hasattr(layer, "input_layernorm"):
         raise UnsupportedError(
             f"layer {index} of {config.model_type} has no self_attn with q_proj and "
-            "k_proj after an input_layernorm, so its weights say nothing about keys"
+            "k_proj after an input_layernorm, from which to choose a key treatment; "
+            'key_treatment="none" needs none'
         )
     add_one = config.model_type.startswith(_NORMS_ADD_ONE)
     gain = _gain(layer.input_layernorm, add_one)
@@ -49,7 +50,7 @@ def _read_layer(config: Any, index: int, layer: torch.nn.Module) -> KeyProjectio
         bias, spread = _channels(projection, gain, head_dim)
         norm = getattr(attention, f"{name[0]}_norm", None)
         if norm is not None:
-            bias, spread = _normalised(bias, spread, _gain(norm, add_one))
+            bias, spread = after_head_norm(bias, spread, _gain(norm, add_one))
         sides |= {f"{name}_bias": bias, f"{name}_spread": spread}
     return KeyProjection(**sides, rotary=_rotary(config, head_dim))
 
@@ -68,14 +69,6 @@ def _channels(
     bias = projection.bias
     bias = torch.zeros_like(spread) if bias is None else bias.detach().float()
     return bias.view(-1, head_dim), spread.view(-1, head_dim)
-
-
-def _normalised(
-    bias: torch.Tensor, spread: torch.Tensor, gain: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return bias and spread after an RMS norm of each head."""
-    rms = (bias.square() + spread.square()).mean(1, keepdim=True).sqrt()
-    return bias / rms * gain, spread / rms * gain.abs()
 
 
 def _rotary(config: Any, head_dim: int) -> RotaryPairs:

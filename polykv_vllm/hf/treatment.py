@@ -5,9 +5,12 @@ from typing import Any
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.hf.projections import read_projections
-from polykv_vllm.keys import TREATMENTS, KeyTransform
-from polykv_vllm.keys.choose import choose_treatment
-from polykv_vllm.keys.scales import channel_scales
+from polykv_vllm.keys import (
+    TREATMENTS,
+    KeyTransform,
+    choose_treatment,
+    key_transform,
+)
 
 AUTO = "auto"
 
@@ -39,8 +42,4 @@ def key_transforms(
         treatment = choose_treatment(projections, fmt)
     if treatment == "none":
         return None
-    has_scales, rotates = "scale" in treatment, "hadamard" in treatment
-    return [
-        KeyTransform(channel_scales(each) if has_scales else None, rotates)
-        for each in projections
-    ]
+    return [key_transform(treatment, each) for each in projections]

@@ -59,7 +59,7 @@ def test_the_policy_of_the_pool_is_pure_python(module: str) -> None:
     assert ours == {"pool"}
 
 
-LOWER = modules_below("reference", "ops", "kernels", "keys")
+LOWER = modules_below("reference", "keys", "ops", "kernels")
 
 
 def test_lower_layers_know_no_vllm() -> None:
@@ -68,7 +68,7 @@ def test_lower_layers_know_no_vllm() -> None:
     assert "torch" in loaded  # else this test would look at nothing
     assert "vllm" not in loaded
     ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
-    assert ours <= {"formats", "reference", "ops", "kernels", "keys"}
+    assert ours <= {"formats", "reference", "keys", "ops", "kernels"}
 
 
 def test_the_reference_knows_no_kernel() -> None:
@@ -87,10 +87,17 @@ def test_transformers_layers_know_no_vllm() -> None:
     assert ours <= {"hf", *lower}
 
 
+def test_keys_know_neither_vllm_nor_transformers() -> None:
+    loaded = loaded_by(", ".join(modules_below("keys")))
+    assert not {"vllm", "transformers"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"formats", "reference", "keys"}
+
+
 def test_only_the_facing_layers_name_vllm() -> None:
     """In the sources too, where a late import would escape the tests above."""
     facing = ("attention", "seams", "pool", "plugin.py")
-    lower = ("formats", "reference", "ops", "kernels", "keys", "metrics", "hf")
+    lower = ("formats", "reference", "keys", "ops", "kernels", "metrics", "hf")
     found = [
         str(path.relative_to(PACKAGE))
         for layer in lower

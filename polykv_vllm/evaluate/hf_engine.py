@@ -2,8 +2,10 @@
 """`Engine` on transformers: the same formats and kernels, and nothing of vLLM.
 
 An oracle for the real engine: other model code, other scheduling, other bookkeeping of
-the cache. It keeps the caches of what it has scored, so that later requests read their
-prefixes from there.
+the cache. It computes in fp32, whatever the arm: in bf16, transformers rounds more
+often than vLLM, which moves perplexity by as much as the formats that are to be
+checked. It keeps the caches of what it has scored, so that later requests read their
+prefixes there.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class HfEngine:
 
     Args:
         setup: Common to all arms.
-        arm: Whose cache it has; "auto" as cache dtype is transformers' own.
+        arm: Whose cache it has; "auto" as cache dtype is transformers' own, in fp32.
         bytes_per_token: Of the arm's cache, all layers.
         stage: Told in a few words what is being done.
 
@@ -55,7 +57,7 @@ class HfEngine:
         if not (arm.is_ours or arm.kv_cache_dtype == "auto"):
             raise EngineError(
                 f"arm {arm.name}: the cache {arm.kv_cache_dtype} is vLLM's; "
-                "transformers has bf16, fp32 and the polykv formats"
+                "transformers has its own (bf16, fp32) and the polykv formats"
             )
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
@@ -63,13 +65,16 @@ class HfEngine:
         self.tokenizer, self.bytes_per_token = setup.tokenizer, bytes_per_token
         self._arm, self._states = arm, setup.states
         self._model = AutoModelForCausalLM.from_pretrained(
-            setup.model, dtype=getattr(torch, arm.dtype), attn_implementation="sdpa"
+            setup.model, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._head = _head_of(self._model)
+        ends = self._model.generation_config.eos_token_id
+        self._ends: list[int] = ends if isinstance(ends, list) else [ends]
         self._kept: deque[tuple[tuple[int, ...], Any]] = deque(maxlen=_KEPT_PREFIXES)
         cache = self._new_cache()
         self.facts: dict[str, Any] = {
             "attention": [self._model.config._attn_implementation],
+            "dtype": "float32",
             "key_treatment": getattr(cache, "key_treatment", None),
             "vocab_size": self._head.weight.shape[0],
             "threads": torch.get_num_threads(),
@@ -117,19 +122,12 @@ class HfEngine:
             self._run(rows[0][cached:shared], cache)
             self._kept.append((rows[0][:shared], self._copy(cache)))
         batch = self._copy(cache, len(rows)) if shared else self._new_cache()
-        outputs = self._generate(
-            [row[shared:] for row in rows],
-            batch,
-            shared,
-            {
-                "max_new_tokens": max_tokens,
-                "stop_strings": list(stop) or None,
-            },
-        )
+        own = [row[shared:] for row in rows]
+        answers = self._generate(own, batch, shared, max_tokens, stop)
         read = [cached] + [shared] * (len(rows) - 1)
         return [
-            self._generation(output, stop, count)
-            for output, count in zip(outputs, read, strict=True)
+            self._generation(answer, stop, count)
+            for answer, count in zip(answers, read, strict=True)
         ]
 
     def reset_prefix_cache(self) -> None:
@@ -208,9 +206,10 @@ class HfEngine:
         rows: list[tuple[int, ...]],
         cache: Any,
         shared: int,
-        limits: dict[str, Any],
+        max_tokens: int,
+        stop: Sequence[str],
     ) -> list[list[int]]:
-        """Return the new tokens of each row, up to its end."""
+        """Return the new tokens of each row, with what may follow its end."""
         from transformers import GenerationConfig
 
         width = max(map(len, rows))
@@ -218,37 +217,41 @@ class HfEngine:
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows])
         if self._arm.is_ours:
             cache.expect_padding(mask)
-        ends = self._model.generation_config.eos_token_id
-        ends = ends if isinstance(ends, list) else [ends]
+
+        def has_stopped(ids: torch.Tensor, scores: Any) -> torch.Tensor:
+            texts = [self._decode(row) for row in ids[:, width:].tolist()]
+            return torch.tensor([any(each in text for each in stop) for text in texts])
+
         output = self._model.generate(
             tokens,
             attention_mask=torch.cat([torch.ones(len(rows), shared).long(), mask], 1),
             past_key_values=cache,
-            tokenizer=self.tokenizer,
+            stopping_criteria=[has_stopped] if stop else None,
             generation_config=GenerationConfig(
-                do_sample=False, eos_token_id=ends, pad_token_id=ends[0], **limits
+                do_sample=False,
+                max_new_tokens=max_tokens,
+                eos_token_id=self._ends,
+                # Follows the end of a row, where it is cut off again.
+                pad_token_id=self._ends[0],
             ),
         )
-        answers = []
-        for row in output[:, width:].tolist():
-            end = next((i + 1 for i, token in enumerate(row) if token in ends), None)
-            answers.append(row[:end])
-        self._ends = set(ends)
+        answers: list[list[int]] = output[:, width:].tolist()
         return answers
 
     def _generation(
         self, tokens: list[int], stop: Sequence[str], cached: int
     ) -> Generation:
-        """Cut an answer where it ended; rows of a batch go on until the last ends."""
-        is_ended = bool(tokens) and tokens[-1] in self._ends
-        for count in range(1, len(tokens) + 1 if stop else 0):
-            text = self._decode(tokens[:count])
+        """Cut an answer where it ends: a batch goes on until its last row ends."""
+        for count, token in enumerate(tokens, 1):
+            text = self._decode(tokens[:count]) if stop else ""
             places = [place for each in stop if (place := text.find(each)) >= 0]
             if places:
                 text = text[: min(places)]
                 return Generation(tuple(tokens[:count]), text, cached, "stop")
-        reason = "stop" if is_ended else "length"
-        return Generation(tuple(tokens), self._decode(tokens), cached, reason)
+            if token in self._ends:
+                answer = tokens[:count]
+                return Generation(tuple(answer), self._decode(answer), cached, "stop")
+        return Generation(tuple(tokens), self._decode(tokens), cached, "length")
 
     def _decode(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True))

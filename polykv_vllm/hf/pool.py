@@ -32,7 +32,8 @@ class MemorySummary:
         tokens: Tokens of the document.
         layers: Attention layers.
         pool_bytes: Blocks of the document, the unused rows of the last one included.
-        private_bytes: Blocks that each reader holds alone.
+        readers: Rows of all attached caches.
+        private_bytes: Blocks that each attached cache holds alone.
         held_bytes: All of the store: document, readers, blocks in reserve.
         copy_16bit_bytes: One copy of the document in 16 bits would take.
 
@@ -42,14 +43,10 @@ class MemorySummary:
     tokens: int
     layers: int
     pool_bytes: int
+    readers: int
     private_bytes: tuple[int, ...]
     held_bytes: int
     copy_16bit_bytes: int
-
-    @property
-    def readers(self) -> int:
-        """Attached caches."""
-        return len(self.private_bytes)
 
     @property
     def ratio(self) -> float:
@@ -212,13 +209,14 @@ class SharedKVPool:
         elements = 2 * store.num_layers * store.num_kv_heads * store.head_dim
         (table,) = self._cache.sequences.tables
         with store.lock:
-            private = tuple(reader.private_bytes() for reader in self._readers)
+            attached = list(self._readers)
             return MemorySummary(
                 fmt=store.fmt.name,
                 tokens=self.num_tokens,
                 layers=store.num_layers,
                 pool_bytes=len(table) * store.block_bytes,
-                private_bytes=private,
+                readers=sum(reader.batch_size for reader in attached),
+                private_bytes=tuple(reader.private_bytes() for reader in attached),
                 held_bytes=store.nbytes,
                 copy_16bit_bytes=self.num_tokens * elements * 2,
             )

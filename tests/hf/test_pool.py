@@ -99,9 +99,10 @@ def test_the_summary_counts_readers_and_what_is_theirs_alone() -> None:
     free = store.num_free * store.block_bytes
     total = summary.pool_bytes + sum(sizes) + free
     assert summary.held_bytes == store._data.nbytes == total
-    assert summary.private_copies_16bit_bytes == 2 * summary.copy_16bit_bytes
-    assert summary.private_copies_32bit_bytes == 4 * summary.copy_16bit_bytes
-    assert "2 reader(s)" in str(summary) and f"{summary.ratio:.2f} x" in str(summary)
+    assert summary.readers == 3
+    assert summary.private_copies_16bit_bytes == 3 * summary.copy_16bit_bytes
+    assert summary.private_copies_32bit_bytes == 6 * summary.copy_16bit_bytes
+    assert "3 reader(s)" in str(summary) and f"{summary.ratio:.2f} x" in str(summary)
     del reader, readers
     assert pool.memory_summary().readers == 0
 

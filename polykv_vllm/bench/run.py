@@ -11,19 +11,20 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from polykv_vllm.bench import environment
 from polykv_vllm.bench.arms import UNSHARED, Arm, arm_named, cpu_has_amx
 from polykv_vllm.bench.client import BenchClient
 from polykv_vllm.bench.errors import ArmError, BenchError, RunError
 from polykv_vllm.bench.figures import token_bytes
 from polykv_vllm.bench.measure import Bench
 from polykv_vllm.bench.pool import ServePlan, ServerPool
-from polykv_vllm.bench.progress import RunProgress
 from polykv_vllm.bench.results import DISTINCT, MEMORY, SPEED, ResultFolder, RunKey
 from polykv_vllm.bench.scenario import Case, Scenario
 from polykv_vllm.bench.workload import Workload
+from polykv_vllm.process import signals_unwind
+from polykv_vllm.reporting import environment
+from polykv_vllm.reporting.progress import RunProgress
 from polykv_vllm.scrape import CacheReport, cache_report
-from polykv_vllm.server import ServerError, VllmServer, signals_unwind
+from polykv_vllm.server import ServerError, VllmServer
 
 _REPORT_LINES = 2  # of a failure: what failed and why; the rest is the log's end
 _MAX_TROUBLES = 2  # an arm whose server died this often is left alone
@@ -114,7 +115,7 @@ class Runner:
             stack.enter_context(pool)
             progress = stack.enter_context(RunProgress(self.console, len(jobs)))
             for job in jobs:
-                progress.start(job.key)
+                progress.start(str(job.key))
                 if self._troubles[job.arm.name] < _MAX_TROUBLES:
                     self._attempt(job, pool, bench, progress)
                 progress.done()

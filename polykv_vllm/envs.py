@@ -24,6 +24,15 @@ def cache_dir() -> Path:
     return Path(user_cache).expanduser() / "polykv"
 
 
+def data_dir() -> Path | None:
+    """`POLYKV_DATA`: folder of texts and tasks for `polykv eval`; None: there is none.
+
+    Read at each call.
+    """
+    directory = os.environ.get("POLYKV_DATA")
+    return Path(directory).expanduser() if directory else None
+
+
 def metrics_dir() -> Path | None:
     """Return where the workers of this server show their metrics; None: nowhere."""
     directory = os.environ.get(METRICS_DIR)

@@ -37,8 +37,9 @@ class PolyKVConfig(BaseModel):
         "auto", "none", "channel_scale", "hadamard", "channel_scale_hadamard"
     ] = Field(
         default="auto",
-        description="what keys go through before they are quantized; auto chooses from "
-        "the weights of the model when they are loaded",
+        description="what keys go through before they are quantized; auto is "
+        "channel_scale_hadamard, its scales from the model's weights, and hadamard "
+        "where those cannot be read",
     )
     single_copy: bool = Field(
         default=True,

@@ -14,7 +14,7 @@ from polykv_vllm.attention.metadata import PolyKVMetadata
 from polykv_vllm.config import parse_options
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import get_format
-from polykv_vllm.keys import KeyTransform
+from polykv_vllm.keys import SCALING, KeyTransform, key_transform
 from polykv_vllm.metrics import open_recorder
 
 logger = init_logger("vllm.polykv")
@@ -74,8 +74,12 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
         self._fast = options.fast_arithmetic
         self.asked_key_treatment = options.key_treatment
-        self.set_key_transform(KeyTransform())
-        self.has_chosen_transform = options.key_treatment == "none"
+        # Scales come when the weights are final (attention/key_treatment.py).
+        needs_weights = options.key_treatment in SCALING
+        self.set_key_transform(
+            KeyTransform() if needs_weights else key_transform(options.key_treatment)
+        )
+        self.has_chosen_transform = options.key_treatment in ("none", "hadamard")
         logger.info_once(
             "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
             "kernels: %s",
@@ -85,19 +89,17 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.isa,
         )
 
-    def set_key_transform(self, key_transform: KeyTransform) -> None:
+    def set_key_transform(self, transform: KeyTransform) -> None:
         """Say what keys go through before they are quantized; nothing is cached yet."""
-        key_transform.check_shape(self.num_kv_heads, self.head_size)
-        self.key_transform = key_transform
+        transform.check_shape(self.num_kv_heads, self.head_size)
+        self.key_transform = transform
         self.has_chosen_transform = True
-        self._store = ops.layer_store(
-            self.fmt, key_transform=key_transform, isa=self.isa
-        )
+        self._store = ops.layer_store(self.fmt, key_transform=transform, isa=self.isa)
         self._attend = ops.layer_attention(
             self.fmt,
             self.scale,
             self.sliding_window,
-            key_transform=key_transform,
+            key_transform=transform,
             fast=self._fast,
             isa=self.isa,
         )

@@ -87,7 +87,7 @@ class PolyKVCache(Cache):
             ValueError: There is no such format or treatment.
 
         """
-        transforms = key_transforms(model, get_format(fmt), key_treatment)
+        transforms = key_transforms(model, key_treatment)
         return cls(model.config, fmt, key_transforms=transforms, block_size=block_size)
 
     def _set_up(

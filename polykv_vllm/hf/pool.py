@@ -17,7 +17,7 @@ from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.hf.attention import IMPLEMENTATION
 from polykv_vllm.hf.blocks import BLOCK_SIZE
 from polykv_vllm.hf.cache import PolyKVCache
-from polykv_vllm.hf.treatment import AUTO
+from polykv_vllm.keys import AUTO
 
 _MB = 1e6
 

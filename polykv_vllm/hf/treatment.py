@@ -3,27 +3,16 @@
 
 from typing import Any
 
-from polykv_vllm.formats import FormatSpec
 from polykv_vllm.hf.projections import read_projections
-from polykv_vllm.keys import (
-    TREATMENTS,
-    KeyTransform,
-    choose_treatment,
-    key_transform,
-)
-
-AUTO = "auto"
+from polykv_vllm.keys import AUTO, TREATMENTS, KeyTransform, key_transform
 
 
-def key_transforms(
-    model: Any, fmt: FormatSpec, treatment: str = AUTO
-) -> list[KeyTransform] | None:
+def key_transforms(model: Any, treatment: str = AUTO) -> list[KeyTransform] | None:
     """Return the transform of every layer's keys; None for the treatment "none".
 
     Args:
         model: A causal language model of transformers.
-        fmt: The format of its cache.
-        treatment: One of `keys.TREATMENTS`, or "auto": what the weights ask for.
+        treatment: One of `keys.TREATMENTS`, or `AUTO`.
 
     Raises:
         UnsupportedError: The weights are needed and not found.
@@ -37,9 +26,4 @@ def key_transforms(
         )
     if treatment == "none":
         return None
-    projections = read_projections(model)
-    if treatment == AUTO:
-        treatment = choose_treatment(projections, fmt)
-    if treatment == "none":
-        return None
-    return [key_transform(treatment, each) for each in projections]
+    return [key_transform(treatment, each) for each in read_projections(model)]

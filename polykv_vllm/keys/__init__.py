@@ -2,19 +2,19 @@
 """What keys need before they are quantized: a treatment for each layer.
 
 `transform.py` is the algebra, `projection.py` what the weights say about the keys of a
-layer, `scales.py` and `choose.py` the choice, `identity.py` what cached bytes mean,
-`checkpoint.py` reads a model's files. Torch only: loaded models of vLLM and
-transformers are read elsewhere and described by `KeyProjection`.
+layer, `scales.py` and `treat.py` make the transform of it, `identity.py` says what
+cached bytes mean. Torch only: loaded models of vLLM and transformers are read elsewhere
+and described by `KeyProjection`.
 """
 
-from polykv_vllm.keys.choose import choose_treatment
 from polykv_vllm.keys.identity import format_identity
 from polykv_vllm.keys.projection import KeyProjection, RotaryPairs, after_head_norm
 from polykv_vllm.keys.scales import channel_scales
 from polykv_vllm.keys.transform import TREATMENTS, KeyTransform
-from polykv_vllm.keys.treat import SCALING, key_transform
+from polykv_vllm.keys.treat import AUTO, SCALING, key_transform
 
 __all__ = [
+    "AUTO",
     "SCALING",
     "TREATMENTS",
     "KeyProjection",
@@ -22,7 +22,6 @@ __all__ = [
     "RotaryPairs",
     "after_head_norm",
     "channel_scales",
-    "choose_treatment",
     "format_identity",
     "key_transform",
 ]

@@ -3,8 +3,8 @@
 
 An attention layer sees neither the projection that makes its keys nor the module
 around it. Every loader that reads weights file by file ends with this function; those
-that do not (tensorizer, the weight cache) leave their layers without a treatment,
-which is told or, if one was asked for, refused when the cache is set up
+that do not (tensorizer, the weight cache) leave their layers without scales, which is
+told or, if scales were asked for, refused when the cache is set up
 (`attention/metadata.py`).
 """
 

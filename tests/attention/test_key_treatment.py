@@ -168,16 +168,15 @@ UNKNOWN = {
 
 @pytest.mark.parametrize("change", UNKNOWN, ids=lambda f: f.__name__)
 def test_unknown_layers(make_impl: Any, change: Any, warnings: list[str]) -> None:
-    """With auto they go without scales and the log says why; else it is an error."""
+    """With auto they are only rotated and the log says why; else it is an error."""
     from polykv_vllm.attention.key_treatment import assign_key_transforms
 
     impls = [make_impl(), make_impl()]
     model = model_of(*impls)
-    model.layers[1].self_attn.qkv_proj.bias[HEADS * HEAD_SIZE + 5] = 100
     change(model.layers[0].self_attn)
     assign_key_transforms(model, torch.float32)
     treatments = [impl.key_transform.treatment for impl in impls]
-    assert treatments == ["none", "channel_scale"]
+    assert treatments == ["hadamard", "channel_scale_hadamard"]
     (warning,) = warnings
     expected = rf"layers\.0\.self_attn\.attn\b.*{UNKNOWN[change]}"
     assert re.search(expected, warning)
@@ -225,27 +224,18 @@ def test_the_transform_is_used(make_impl: Any) -> None:
     assert not torch.equal(*caches)
 
 
-@pytest.mark.parametrize("treatment", ["none", "auto", "hadamard"])
+@pytest.mark.parametrize("treatment", ["none", "auto", "hadamard", "channel_scale"])
 def test_a_loader_that_was_not_seen(
     make_impl: Any, treatment: str, warnings: list[str]
 ) -> None:
     from polykv_vllm.attention.key_treatment import require_key_transforms
 
-    layers = {"a": SimpleNamespace(impl=make_impl(treatment)), "b": None}
-    if treatment == "hadamard":
-        with pytest.raises(UnsupportedError, match=r"hadamard .* a and 0 other"):
+    impl = make_impl(treatment)
+    layers = {"a": SimpleNamespace(impl=impl), "b": None}
+    if treatment == "channel_scale":
+        with pytest.raises(UnsupportedError, match=r"channel_scale .* a and 0 other"):
             require_key_transforms(layers)
     else:
         require_key_transforms(layers)
+        assert impl.key_transform.rotate == (treatment != "none")
     assert len(warnings) == (treatment == "auto")
-
-
-def test_heads_of_workers_are_joined(make_impl: Any) -> None:
-    from polykv_vllm.attention.key_treatment import _join
-
-    parts = [read(model_of(make_impl())) for _ in range(2)]
-    joined = _join(parts)
-    assert joined.key_bias.shape == (2 * KV_HEADS, HEAD_SIZE)
-    assert torch.equal(joined.query_spread[:HEADS], parts[0].query_spread)
-    assert torch.equal(joined.query_spread[HEADS:], parts[1].query_spread)
-    assert joined.rotary == parts[0].rotary

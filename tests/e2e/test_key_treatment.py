@@ -78,7 +78,7 @@ def test_a_large_key_bias_is_treated(tmp_path: Path) -> None:
     with engine(tmp_path, None, "bfloat16") as served:
         transforms = served.call("polykv_key_transforms")
     for name, (treatment, scales) in transforms.items():
-        assert treatment == "channel_scale"
+        assert treatment == "channel_scale_hadamard"
         expected = expected_projection(model, int(name.split(".")[2]))
         # Weights, gains and biases are rounded to bf16 each.
         torch.testing.assert_close(
@@ -89,7 +89,7 @@ def test_a_large_key_bias_is_treated(tmp_path: Path) -> None:
 def test_treatment_keeps_what_a_bias_would_lose(tmp_path: Path) -> None:
     save_random_model(tmp_path, "qwen2", key_bias=300.0)
     scores = {}
-    for treatment in ("none", "channel_scale"):
+    for treatment in ("none", "auto"):
         with engine(tmp_path, treatment, kv_cache_dtype="polykv_k8v8") as served:
             scores[treatment] = served.score(PROMPT)
             assert served.replay_difference(PROMPT) <= replay_tolerance(
@@ -151,7 +151,8 @@ def test_qwen2_5_coder() -> None:
         prompt = served.tokenize(TEXT)[:300]
         assert served.replay_difference(prompt) <= replay_tolerance(2**-9, 24)
         treated = served.score(prompt)
-    assert {treatment for treatment, _ in transforms.values()} == {"channel_scale"}
+    treatments = {treatment for treatment, _ in transforms.values()}
+    assert treatments == {"channel_scale_hadamard"}
     with Engine(model, "auto", **options) as stock:
         exact = stock.score(prompt)
     assert abs(treated.mean() - exact.mean()) < 0.02

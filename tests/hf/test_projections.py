@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from polykv_vllm.errors import UnsupportedError
-from polykv_vllm.formats import get_format
 from polykv_vllm.hf import read_projections
 from polykv_vllm.hf.treatment import key_transforms
 from tests.hf.models import FAMILIES, tiny_model
@@ -49,20 +48,20 @@ def test_models_with_other_parts_are_refused() -> None:
         ("channel_scale", True, False),
         ("hadamard", False, True),
         ("channel_scale_hadamard", True, True),
+        ("auto", True, True),
     ],
 )
 def test_a_treatment_is_made_for_each_layer(
     treatment: str, has_scales: bool, rotates: bool
 ) -> None:
-    transforms = key_transforms(tiny_model("qwen2"), get_format("polykv"), treatment)
+    transforms = key_transforms(tiny_model("qwen2"), treatment)
     assert transforms is not None and len(transforms) == 3
     for transform in transforms:
-        assert transform.treatment == treatment
+        if treatment != "auto":
+            assert transform.treatment == treatment
         assert (transform.scales is not None) == has_scales
         assert transform.rotate == rotates
 
 
 def test_no_treatment_needs_no_weights() -> None:
-    assert key_transforms(object(), get_format("polykv"), "none") is None
-    # Small random biases ask for nothing.
-    assert key_transforms(tiny_model("llama"), get_format("polykv")) is None
+    assert key_transforms(object(), "none") is None

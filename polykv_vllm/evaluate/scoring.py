@@ -8,6 +8,7 @@ exact there; only their sum is rounded.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +46,9 @@ class Head:
             block = slice(begin, begin + _BLOCK_TOKENS)
             weight = self.weight[block].float().T
             bias = None if self.bias is None else self.bias[block].float()
-            yield begin, [self._finish(rows @ weight, bias) for rows in hidden]
+            with _bf16_products(weight, *hidden):
+                logits = [rows @ weight for rows in hidden]
+            yield begin, [self._finish(each, bias) for each in logits]
 
     def _finish(self, logits: Tensor, bias: Tensor | None) -> Tensor:
         if bias is not None:
@@ -53,6 +56,21 @@ class Head:
         if self.soft_cap is not None:
             logits = logits.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
         return logits.mul_(self.scale) if self.scale != 1.0 else logits
+
+
+@contextmanager
+def _bf16_products(*factors: Tensor) -> Iterator[None]:
+    """Let the CPU multiply numbers that are bf16 already as such, with fp32 sums.
+
+    The result is the same; on a CPU with matrix units for bf16 it takes half the time.
+    """
+    precision = torch.backends.mkldnn.matmul.fp32_precision
+    if all(torch.equal(each.bfloat16().to(each.dtype), each) for each in factors):
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = precision
 
 
 class _Softmax:

@@ -10,8 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from polykv_vllm.capacity import DEFAULT_BLOCK_SIZE, capacity_tokens, load_config
-from polykv_vllm.formats import get_format
+from polykv_vllm.formats import FORMATS, get_format
 from polykv_vllm.models import MODELS, built_model
+from polykv_vllm.quality import Verdict, nearest
 from polykv_vllm.support import Support, check_model
 
 
@@ -83,9 +84,41 @@ def print_check(
         )
         table.add_row(label, f"{stock:,}", f"{ours:,}", ratio)
     console.print(table)
+    _print_quality(console, support, fmt.name)
     if support.num_sliding_layers:
         console.print(
             f"[dim]{support.num_sliding_layers} layers keep only the newest "
             f"{support.sliding_window:,} tokens: both caches hold more than this.[/]",
             highlight=False,
         )
+
+
+def _print_quality(console: Console, support: Support, kv_cache_dtype: str) -> None:
+    """Say what was measured on models of this kind, and warn where that was bad."""
+    found = nearest(support.architecture, support.head_size, kv_cache_dtype)
+    if not found:
+        console.print(
+            f"[yellow]quality: not measured for {support.architecture}[/]; see docs/"
+            "quality.md, or measure it: polykv eval",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    for each in found:
+        colour = "green" if each.verdict is Verdict.RECOMMENDED else "yellow"
+        size = "" if each.head_size == support.head_size else f" of {each.head_size}"
+        console.print(
+            f"[{colour}]quality: {each.verdict}[/], as measured on {each.model}"
+            f"{f' (heads{size})' if size else ''}: {each.describe()}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if any(each.verdict is not Verdict.RECOMMENDED for each in found):
+        better = [
+            name
+            for name in FORMATS
+            if (others := nearest(support.architecture, support.head_size, name))
+            and all(other.verdict is Verdict.RECOMMENDED for other in others)
+        ]
+        if better:
+            console.print(f"recommended here: {', '.join(better)}", soft_wrap=True)

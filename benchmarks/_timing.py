@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
-from polykv_vllm.bench.environment import last_level_cache_bytes
+from polykv_vllm.reporting.environment import last_level_cache_bytes
 
 Arm = Callable[[int], None]
 """Runs once, on the copy of its cache with the given number (modulo its copies)."""

@@ -2,16 +2,13 @@
 """`polykv bench agents`: many agents behind one system prompt, arm beside arm."""
 
 import importlib.util
-import os
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from polykv_vllm.bench import environment, report
+from polykv_vllm.bench import report
 from polykv_vllm.bench.arms import Arm, arm_named
 from polykv_vllm.bench.cpus import plan_cpus
 from polykv_vllm.bench.errors import BenchError
@@ -24,6 +21,8 @@ from polykv_vllm.bench.workload import Workload, read_prompts
 from polykv_vllm.capacity import load_config
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import resolve_model
+from polykv_vllm.reporting import environment
+from polykv_vllm.reporting.command import command_line
 from polykv_vllm.support import check_model
 
 _DOCUMENT_OUTPUT_TOKENS = 128
@@ -78,7 +77,7 @@ def run_agents(options: AgentsOptions, console: Console) -> bool:
         failures = Runner(scenario, plan, workload, folder, console).run(arms)
     summary = collect(scenario, arms, folder)
     summary.problems += failures
-    report.write(summary, output, _command())
+    report.write(summary, output, command_line("benchmarks.agents"))
     report.show(summary, output, console)
     return not summary.problems
 
@@ -175,10 +174,3 @@ def require(*modules: str) -> None:
             f"the benchmark needs {', '.join(missing)}: install vLLM 0.32 and "
             "'polykv-vllm[bench]' into this environment"
         )
-
-
-def _command() -> str:
-    """Return the command line of this process, as a person would type it."""
-    name = os.path.basename(sys.argv[0])
-    start = ["polykv"] if name == "polykv" else ["python", "-m", "benchmarks.agents"]
-    return shlex.join([*start, *sys.argv[1:]])

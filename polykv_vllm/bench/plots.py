@@ -10,13 +10,13 @@ from polykv_vllm.bench.arms import BOUND, UNSHARED
 from polykv_vllm.bench.measure import WARM
 from polykv_vllm.bench.summary import CaseArm, Summary
 from polykv_vllm.bench.tables import memory_agents, private_copy_bytes
+from polykv_vllm.reporting.figure import DPI, STYLE, spread_apart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 THROUGHPUT, MEMORY, CAPACITY = "throughput.png", "memory.png", "capacity.png"
-_DPI = 150
 _COLORS = {
     "stock": "#4c6a92",
     "stock-fp8": "#8aa6c8",
@@ -24,17 +24,6 @@ _COLORS = {
     BOUND: "#9a9a9a",
 }
 _OURS, _OURS_UNSHARED = ("#c8501e", "#7d3c98", "#2e7d4f"), "#e3a27f"
-_STYLE: Any = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": "#e3e3e3",
-    "axes.axisbelow": True,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
 
 
 def draw_all(summary: Summary, output: Path) -> list[str]:
@@ -48,10 +37,10 @@ def draw_all(summary: Summary, output: Path) -> list[str]:
         CAPACITY: (summary.distinct, draw_capacity),
     }
     names = []
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for name, (has_figures, draw) in drawings.items():
             if has_figures:
-                draw(summary).savefig(output / name, dpi=_DPI, bbox_inches="tight")
+                draw(summary).savefig(output / name, dpi=DPI, bbox_inches="tight")
                 names.append(name)
     return names
 
@@ -130,30 +119,6 @@ def _label_ends(
             fontsize=8,
             color=_color(arm, rows),
         )
-
-
-def spread_apart(values: list[float], gap: float) -> list[float]:
-    """Return `values` (ascending) moved as little as keeps them `gap` apart.
-
-    Values that are too close form a cluster around their mean.
-    """
-    clusters: list[list[float]] = []
-    for value in values:
-        clusters.append([value])
-        while len(clusters) > 1 and _top(clusters[-2], gap) > _top(
-            clusters[-1], gap
-        ) - gap * len(clusters[-1]):
-            clusters[-2:] = [clusters[-2] + clusters[-1]]
-    return [
-        _top(cluster, gap) - gap * (len(cluster) - 1 - n)
-        for cluster in clusters
-        for n in range(len(cluster))
-    ]
-
-
-def _top(cluster: list[float], gap: float) -> float:
-    """Return where the highest of a cluster lies."""
-    return sum(cluster) / len(cluster) + gap * (len(cluster) - 1) / 2
 
 
 def _throughput_bars(axes: Axes, rows: list[CaseArm]) -> None:

@@ -2,18 +2,18 @@
 """Writes the report: JSON, Markdown and plots; shows the tables."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from polykv_vllm.bench.environment import headline
 from polykv_vllm.bench.measure import COLD, WARM
 from polykv_vllm.bench.plots import draw_all
 from polykv_vllm.bench.summary import CaseArm, Summary
 from polykv_vllm.bench.tables import all_tables
+from polykv_vllm.reporting.environment import headline
+from polykv_vllm.reporting.files import write_json
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 
@@ -21,7 +21,7 @@ JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 def write(summary: Summary, output: Path, command: str) -> None:
     """Write `report.json`, `report.md` and the plots into `output`."""
     record = as_record(summary, command)
-    (output / JSON_NAME).write_text(json.dumps(_finite(record), indent=1) + "\n")
+    write_json(output / JSON_NAME, record)
     plots = draw_all(summary, output)
     (output / MARKDOWN_NAME).write_text(_markdown(summary, command, plots))
 
@@ -76,15 +76,6 @@ def _row_record(summary: Summary, case: str, row: CaseArm) -> dict[str, Any]:
         "cold": row.cold,
         "warm": row.warm,
     }
-
-
-def _finite(value: Any) -> Any:
-    """Return `value` with null for every NaN, which JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _markdown(summary: Summary, command: str, plots: list[str]) -> str:

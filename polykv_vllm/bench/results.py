@@ -2,7 +2,6 @@
 """The output folder: one JSON file for each finished run, so that runs can go on."""
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from polykv_vllm.bench.errors import BenchError
 from polykv_vllm.bench.scenario import Scenario
+from polykv_vllm.reporting.files import write_json
 
 SPEED, MEMORY, DISTINCT = "speed", "memory", "distinct"
 
@@ -73,7 +73,7 @@ class ResultFolder:
                     "delete them"
                 )
         self._runs.mkdir(parents=True, exist_ok=True)
-        _write(stamp, record)
+        write_json(stamp, record)
 
     def find(self, key: RunKey) -> dict[str, Any] | None:
         """Return a finished run, or None."""
@@ -85,7 +85,7 @@ class ResultFolder:
 
     def save(self, key: RunKey, record: dict[str, Any]) -> None:
         """Keep a finished run; the file appears complete or not at all."""
-        _write(self._runs / key.file_name, record)
+        write_json(self._runs / key.file_name, record)
 
 
 def _what_counts(scenario: Scenario) -> dict[str, Any]:
@@ -103,9 +103,3 @@ def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     before, after = ({**r["scenario"], "model": r["model"]} for r in (earlier, now))
     keys = sorted(set(before) | set(after))
     return [key for key in keys if before.get(key) != after.get(key)]
-
-
-def _write(path: Path, record: dict[str, Any]) -> None:
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(record, indent=1) + "\n")
-    temporary.replace(path)

@@ -11,17 +11,17 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from polykv_vllm.bench import environment
 from polykv_vllm.bench.arms import UNSHARED, Arm, arm_named, cpu_has_amx
 from polykv_vllm.bench.client import BenchClient
 from polykv_vllm.bench.errors import ArmError, BenchError, RunError
 from polykv_vllm.bench.figures import token_bytes
 from polykv_vllm.bench.measure import Bench
 from polykv_vllm.bench.pool import ServePlan, ServerPool
-from polykv_vllm.bench.progress import RunProgress
 from polykv_vllm.bench.results import DISTINCT, MEMORY, SPEED, ResultFolder, RunKey
 from polykv_vllm.bench.scenario import Case, Scenario
 from polykv_vllm.bench.workload import Workload
+from polykv_vllm.reporting import environment
+from polykv_vllm.reporting.progress import RunProgress
 from polykv_vllm.scrape import CacheReport, cache_report
 from polykv_vllm.server import ServerError, VllmServer, signals_unwind
 
@@ -114,7 +114,7 @@ class Runner:
             stack.enter_context(pool)
             progress = stack.enter_context(RunProgress(self.console, len(jobs)))
             for job in jobs:
-                progress.start(job.key)
+                progress.start(str(job.key))
                 if self._troubles[job.arm.name] < _MAX_TROUBLES:
                     self._attempt(job, pool, bench, progress)
                 progress.done()

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from polykv_vllm.bench import report
-from polykv_vllm.bench.plots import CAPACITY, MEMORY, THROUGHPUT, spread_apart
+from polykv_vllm.bench.plots import CAPACITY, MEMORY, THROUGHPUT
 from polykv_vllm.bench.results import ResultFolder
 from polykv_vllm.bench.summary import collect
 from polykv_vllm.bench.tables import NONE, all_tables, number
@@ -90,12 +90,3 @@ def test_problems_are_shown(tmp_path: Path) -> None:
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
-
-
-def test_labels_move_apart_as_little_as_possible() -> None:
-    assert spread_apart([1.0, 5.0], 2.0) == [1.0, 5.0]
-    assert spread_apart([1.0, 1.0, 9.0], 2.0) == [0.0, 2.0, 9.0]
-    # The second cluster would reach into the first: they become one.
-    assert spread_apart([0.0, 3.0, 3.2, 3.4], 2.0) == pytest.approx(
-        [-0.6, 1.4, 3.4, 5.4]
-    )

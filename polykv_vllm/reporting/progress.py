@@ -15,8 +15,6 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from polykv_vllm.bench.results import RunKey
-
 
 class RunProgress:
     """Context manager: a bar over all runs; on no terminal, a line for each."""
@@ -51,9 +49,9 @@ class RunProgress:
     ) -> None:
         self._progress.stop()
 
-    def start(self, key: RunKey) -> None:
+    def start(self, words: str) -> None:
         """Show the run that begins."""
-        self._words = str(key)
+        self._words = words
         self._started = time.monotonic()
         self._progress.update(self._task, description=self._words)
 

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines that are compared: a cache, a model dtype, a treatment of the keys."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from polykv_vllm.evaluate.errors import EvalError
+from polykv_vllm.formats import CACHE_DTYPES
+from polykv_vllm.keys.transform import TREATMENTS
+
+REFERENCE = "bf16"
+"""The arm that all others are compared with."""
+
+AUTO = "auto"
+_SEPARATOR = "+"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One engine.
+
+    Attributes:
+        name: In tables and files.
+        kv_cache_dtype: Value of `--kv-cache-dtype`; "auto" is vLLM's own cache in the
+            model's dtype.
+        dtype: Of the model's weights and activations.
+        key_treatment: One of `TREATMENTS`, or "auto": what the engine chooses.
+
+    """
+
+    name: str
+    kv_cache_dtype: str
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    key_treatment: str = AUTO
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the cache is one of our formats."""
+        return self.kv_cache_dtype in CACHE_DTYPES
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the others are compared with this one."""
+        return self.name == REFERENCE
+
+    @property
+    def additional_config(self) -> dict[str, dict[str, str]]:
+        """What vLLM's option of that name has to say; empty without a treatment."""
+        if self.key_treatment == AUTO:
+            return {}
+        return {"polykv": {"key_treatment": self.key_treatment}}
+
+
+_STOCK = {
+    arm.name: arm
+    for arm in (
+        Arm(REFERENCE, AUTO),
+        Arm("fp32", AUTO, "float32"),
+        Arm("fp8", "fp8"),
+    )
+}
+
+
+def parse_arm(text: str) -> Arm:
+    """Return the arm that `text` names: `bf16`, `polykv_k7v4`, `polykv+hadamard`.
+
+    Raises:
+        EvalError: No such arm or treatment; the message lists those there are.
+
+    """
+    base, separator, treatment = text.partition(_SEPARATOR)
+    if base not in _STOCK and base not in CACHE_DTYPES:
+        known = ", ".join((*_STOCK, *CACHE_DTYPES))
+        raise EvalError(f"there is no arm {text!r}; there are: {known}")
+    if not separator:
+        return _STOCK.get(base) or Arm(base, base)
+    if base in _STOCK:
+        raise EvalError(
+            f"arm {text!r}: vLLM's own cache takes no key treatment; "
+            f"{', '.join(CACHE_DTYPES)} do"
+        )
+    if treatment not in TREATMENTS:
+        raise EvalError(
+            f"arm {text!r}: there is no key treatment {treatment!r}; there are: "
+            f"{', '.join(TREATMENTS)}, and without a suffix the engine chooses"
+        )
+    return Arm(text, base, key_treatment=treatment)
+
+
+def parse_arms(texts: Iterable[str]) -> list[Arm]:
+    """Return the arms of comma-separated lists, each once, the reference first.
+
+    The reference is there whether or not it is named: without it nothing can be
+    compared.
+
+    Raises:
+        EvalError: As `parse_arm`.
+
+    """
+    names = [name.strip() for text in texts for name in text.split(",")]
+    arms = {name: parse_arm(name) for name in (REFERENCE, *filter(None, names))}
+    return list(arms.values())

@@ -24,6 +24,12 @@ def cache_dir() -> Path:
     return Path(user_cache).expanduser() / "polykv"
 
 
+def data_dir() -> Path | None:
+    """`POLYKV_DATA`: evaluation texts and tasks; None where it is not set."""
+    directory = os.environ.get("POLYKV_DATA")
+    return Path(directory).expanduser() if directory else None
+
+
 def metrics_dir() -> Path | None:
     """Return where the workers of this server show their metrics; None: nowhere."""
     directory = os.environ.get(METRICS_DIR)

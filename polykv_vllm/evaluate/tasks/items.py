@@ -88,14 +88,14 @@ def encode_items(
     """
     found = ItemSet(asked)
     for draft in drafts:
-        if len(found.items) == asked:
-            break
         prompt = encoder.prompt(draft.user, draft.assistant)
         answer = encoder.continuation(draft.answer) if draft.answer else ()
         if len(prompt) + max(answer_tokens, len(answer)) > context_tokens:
             found.too_long.append(draft.id)
         else:
             found.items.append(Item(draft, prompt, answer))
+        if len(found.items) == asked:
+            break
     return found
 
 

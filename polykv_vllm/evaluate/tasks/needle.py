@@ -134,19 +134,15 @@ class Haystack:
             draw: Chooses the passages.
 
         """
-        order = draw.sample(self._passages, len(self._passages))
         parts: list[str] = []
-        before = 0
-        place: tuple[float, int] | None = None  # distance from the depth, position
-        for passage in order:
+        starts = [0]  # tokens before each part, and before what follows the last
+        for passage in draw.sample(self._passages, len(self._passages)):
             for number, (sentence, tokens) in enumerate(passage):
-                distance = abs(before - depth * wanted)
-                if place is None or distance < place[0]:
-                    place = (distance, len(parts))
-                if before >= wanted:
+                if starts[-1] >= wanted:
                     break
                 parts.append(sentence if number else f"\n\n{sentence}")
-                before += tokens
-        assert place is not None
-        parts.insert(place[1], needle)
+                starts.append(starts[-1] + tokens)
+        aim = depth * starts[-1]
+        place = min(range(len(starts)), key=lambda n: abs(starts[n] - aim))
+        parts.insert(place, needle)
         return " ".join(parts).replace(" \n\n", "\n\n").strip()

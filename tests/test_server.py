@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from polykv_vllm import process as process_module
 from polykv_vllm import server as server_module
-from polykv_vllm.server import ServerError, VllmServer, group_members
+from polykv_vllm.process import group_members
+from polykv_vllm.server import ServerError, VllmServer
 
 STAND_IN = """
 import http.server, signal, subprocess, sys, time
@@ -68,7 +70,7 @@ def test_serves_inside_and_nothing_is_left_outside(tmp_path: Path) -> None:
 def test_process_that_ignores_sigterm_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "_TERMINATE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(process_module, "_TERMINATE_TIMEOUT_S", 0.5)
     with StandIn(["stubborn"], tmp_path / "log") as server:
         server.wait_until_healthy()
     assert group_members(server.process_group) == []
@@ -187,7 +189,7 @@ def test_signal_to_the_owner(tmp_path: Path, number: signal.Signals) -> None:
     owner_script = f"""
 import time
 from pathlib import Path
-from polykv_vllm.server import signals_unwind
+from polykv_vllm.process import signals_unwind
 from tests.test_server import StandIn
 with signals_unwind(), StandIn(["well"], Path({str(tmp_path / "log")!r})) as server:
     server.wait_until_healthy()

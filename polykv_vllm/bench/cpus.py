@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from polykv_vllm.server import group_members
+from polykv_vllm.process import group_members
 
 
 @dataclass(frozen=True)

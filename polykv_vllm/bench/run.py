@@ -20,10 +20,11 @@ from polykv_vllm.bench.pool import ServePlan, ServerPool
 from polykv_vllm.bench.results import DISTINCT, MEMORY, SPEED, ResultFolder, RunKey
 from polykv_vllm.bench.scenario import Case, Scenario
 from polykv_vllm.bench.workload import Workload
+from polykv_vllm.process import signals_unwind
 from polykv_vllm.reporting import environment
 from polykv_vllm.reporting.progress import RunProgress
 from polykv_vllm.scrape import CacheReport, cache_report
-from polykv_vllm.server import ServerError, VllmServer, signals_unwind
+from polykv_vllm.server import ServerError, VllmServer
 
 _REPORT_LINES = 2  # of a failure: what failed and why; the rest is the log's end
 _MAX_TROUBLES = 2  # an arm whose server died this often is left alone

@@ -16,8 +16,9 @@ from polykv_vllm.demo.result import Arm, CacheFigures, WaveFigures
 from polykv_vllm.demo.scenario import load_scenario
 from polykv_vllm.formats import is_polykv_dtype
 from polykv_vllm.models import DEFAULT_MODEL, resolve_model
+from polykv_vllm.process import signals_unwind
 from polykv_vllm.scrape import CacheReport, cache_report, prefix_counters
-from polykv_vllm.server import ServerError, VllmServer, signals_unwind
+from polykv_vllm.server import ServerError, VllmServer
 from polykv_vllm.support import Support
 
 MODEL_NAME = "demo"

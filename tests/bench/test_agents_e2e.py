@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from polykv_vllm.server import group_members
+from polykv_vllm.process import group_members
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

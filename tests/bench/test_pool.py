@@ -16,7 +16,8 @@ from polykv_vllm.bench.arms import ARMS, arm_named
 from polykv_vllm.bench.cpus import plan_cpus
 from polykv_vllm.bench.errors import ArmError, BenchError
 from polykv_vllm.bench.pool import ServePlan, ServerPool, serve_arguments, server_bytes
-from polykv_vllm.server import ServerError, group_members
+from polykv_vllm.process import group_members
+from polykv_vllm.server import ServerError
 from tests.bench.records import SCENARIO
 from tests.test_server import STAND_IN, StandIn
 

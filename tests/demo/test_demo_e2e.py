@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from polykv_vllm.server import group_members
+from polykv_vllm.process import group_members
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

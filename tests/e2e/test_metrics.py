@@ -12,7 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from polykv_vllm import envs
-from polykv_vllm.server import VllmServer, group_members
+from polykv_vllm.process import group_members
+from polykv_vllm.server import VllmServer
 from tests.e2e.conftest import TEXT
 
 OPTIONS = {

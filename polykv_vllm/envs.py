@@ -25,7 +25,10 @@ def cache_dir() -> Path:
 
 
 def data_dir() -> Path | None:
-    """`POLYKV_DATA`: evaluation texts and tasks; None where it is not set."""
+    """`POLYKV_DATA`: folder of texts and tasks for `polykv eval`; None: there is none.
+
+    Read at each call.
+    """
     directory = os.environ.get("POLYKV_DATA")
     return Path(directory).expanduser() if directory else None
 

@@ -63,7 +63,7 @@ class DocumentOptions:
 
     document: Path | None = None
     tokens: int = 3072
-    documents: int = 3
+    documents: int = 4
     prefix_share: float = 0.7
     agents: tuple[int, ...] = (1, 3, 5, 10, 15)
     questions: Path | None = None

@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from polykv_vllm import __version__
 from polykv_vllm.cli.bench import bench
+from polykv_vllm.cli.evaluate import evaluate
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import DEFAULT_MODEL, MODELS
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.command("eval")(evaluate)
 
 KVCacheDtype = Annotated[
     str,

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engines that are compared: a cache, a model dtype, a treatment of the keys."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -88,8 +87,8 @@ def parse_arm(text: str) -> Arm:
     return Arm(text, base, key_treatment=treatment)
 
 
-def parse_arms(texts: Iterable[str]) -> list[Arm]:
-    """Return the arms of comma-separated lists, each once, the reference first.
+def parse_arms(text: str) -> list[Arm]:
+    """Return the arms of a comma-separated list, each once, the reference first.
 
     The reference is there whether or not it is named: without it nothing can be
     compared.
@@ -98,6 +97,6 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
         EvalError: As `parse_arm`.
 
     """
-    names = [name.strip() for text in texts for name in text.split(",")]
+    names = [name.strip() for name in text.split(",")]
     arms = {name: parse_arm(name) for name in (REFERENCE, *filter(None, names))}
     return list(arms.values())

@@ -77,7 +77,8 @@ class SuiteOptions:
 
     Attributes:
         text: File whose tokens are scored; None: the default text.
-        chunk_tokens: Tokens of a chunk, the beginning-of-sequence token included.
+        chunk_tokens: Tokens of a chunk, the beginning-of-sequence token included;
+            None: as suits the text.
         stride: Tokens from one chunk to the next; None: they do not overlap.
         score_from: First scored position of a chunk; None: its second half.
         max_chunks: Most chunks; None: as many as the text has.
@@ -87,7 +88,7 @@ class SuiteOptions:
     """
 
     text: Path | None = None
-    chunk_tokens: int = 2048
+    chunk_tokens: int | None = None
     stride: int | None = None
     score_from: int | None = None
     max_chunks: int | None = None

@@ -7,8 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from polykv_vllm.capacity import DEFAULT_BLOCK_SIZE
 from polykv_vllm.evaluate.arms import Arm
 from polykv_vllm.evaluate.engine import Generation, ScoreRequest, TokenScores
 from polykv_vllm.evaluate.errors import EngineError
-from polykv_vllm.evaluate.suite import Demand
+from polykv_vllm.evaluate.setup import EngineSetup
 from polykv_vllm.process import ProcessGroup
 
 _MODULE = "polykv_vllm.evaluate.engine_process"
@@ -26,49 +25,6 @@ _SHUTDOWN_S = 20.0
 _BATCH_TOKENS = 2048
 _SPARE_BLOCKS = 4  # for each request: begun blocks, and one more in each KV group
 _LEAST_CACHE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class EngineSetup:
-    """What all arms of a run have in common.
-
-    Attributes:
-        model: Directory or hub name.
-        tokenizer: Of the model.
-        context_tokens: Longest request that the model takes.
-        demand: What the suites ask for.
-        states: Folder of the reference's hidden states.
-        logs: Folder for what the engines print.
-        threads: Compute threads; None: as vLLM chooses.
-
-    """
-
-    model: str
-    tokenizer: Any
-    context_tokens: int
-    demand: Demand
-    states: Path
-    logs: Path
-    threads: int | None = None
-
-    def llm_options(self, arm: Arm, bytes_per_token: int) -> dict[str, Any]:
-        """Return the keyword arguments of `vllm.LLM`."""
-        demand = self.demand
-        spare = demand.num_seqs * _SPARE_BLOCKS * DEFAULT_BLOCK_SIZE
-        cache_bytes = bytes_per_token * (demand.live_tokens + spare)
-        return {
-            "model": self.model,
-            "dtype": arm.dtype,
-            "kv_cache_dtype": arm.kv_cache_dtype,
-            "additional_config": arm.additional_config,
-            "enforce_eager": True,
-            "enable_prefix_caching": True,
-            "max_model_len": min(demand.request_tokens + 1, self.context_tokens),
-            "max_num_seqs": demand.num_seqs,
-            "max_num_batched_tokens": max(_BATCH_TOKENS, demand.num_seqs),
-            "kv_cache_memory_bytes": max(cache_bytes, _LEAST_CACHE_BYTES),
-            "seed": 0,
-        }
 
 
 class VllmEngine:
@@ -113,7 +69,7 @@ class VllmEngine:
             self._orders = on_failure.enter_context(process.stdin)
             stage("starting the engine")
             self._send(
-                options=setup.llm_options(arm, bytes_per_token),
+                options=_llm_options(setup, arm, bytes_per_token),
                 states=str(setup.states.absolute()),
                 is_reference=arm.is_reference,
             )
@@ -170,10 +126,12 @@ class VllmEngine:
 
     def close(self) -> None:
         """End the engine and every process it started."""
-        with suppress(BrokenPipeError):
-            self._orders.close()
-        self._group.exit_code(_SHUTDOWN_S)  # it ends by itself, its input did
-        self._resources.close()
+        try:
+            with suppress(BrokenPipeError):
+                self._orders.close()
+            self._group.exit_code(_SHUTDOWN_S)  # it ends by itself, its input did
+        finally:
+            self._resources.close()
 
     def _send(self, **message: Any) -> None:
         with suppress(BrokenPipeError):  # it died; that no answer comes says so
@@ -196,3 +154,23 @@ class VllmEngine:
 def _environment(threads: int | None) -> dict[str, str]:
     """Return variables for the engine: which CPUs compute."""
     return {} if threads is None else plan_cpus(threads).environment
+
+
+def _llm_options(setup: EngineSetup, arm: Arm, bytes_per_token: int) -> dict[str, Any]:
+    """Return the keyword arguments of `vllm.LLM`."""
+    demand = setup.demand
+    spare = demand.num_seqs * _SPARE_BLOCKS * DEFAULT_BLOCK_SIZE
+    cache_bytes = bytes_per_token * (demand.live_tokens + spare)
+    return {
+        "model": setup.model,
+        "dtype": arm.dtype,
+        "kv_cache_dtype": arm.kv_cache_dtype,
+        "additional_config": arm.additional_config,
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "max_model_len": min(demand.request_tokens + 1, setup.context_tokens),
+        "max_num_seqs": demand.num_seqs,
+        "max_num_batched_tokens": max(_BATCH_TOKENS, demand.num_seqs),
+        "kv_cache_memory_bytes": max(cache_bytes, _LEAST_CACHE_BYTES),
+        "seed": 0,
+    }

@@ -149,12 +149,11 @@ def _head_of(model: Any, parallel_config: Any) -> Head:
         )
     processor = getattr(model, "logits_processor", None)
     layer = getattr(model, "lm_head", None)
-    if layer is None or not hasattr(layer, "weight"):  # tied in some models
+    if not hasattr(layer, "weight"):  # some models with tied weights have none
         layer = getattr(getattr(model, "model", None), "embed_tokens", None)
-    weight = getattr(layer, "weight", None)
     size = getattr(processor, "org_vocab_size", 0)
-    is_plain = weight is not None and weight.is_floating_point()
-    if not size or not is_plain or len(weight) < size:
+    weight = getattr(layer, "weight", torch.empty(0, dtype=torch.uint8))
+    if not size or not weight.is_floating_point() or len(weight) < size:
         raise WorkerError(
             f"{type(model).__name__} has no logits_processor with an unquantized "
             "lm_head or embed_tokens: its logits cannot be computed in fp32"
@@ -163,6 +162,6 @@ def _head_of(model: Any, parallel_config: Any) -> Head:
     return Head(
         weight.data[:size],
         None if bias is None else bias.data[:size],
-        processor.scale,
-        processor.soft_cap,
+        getattr(processor, "scale", 1.0),
+        getattr(processor, "soft_cap", None),
     )

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`polykv eval`: the evaluation's command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from polykv_vllm.models import DEFAULT_MODEL
+
+_WIDTH = 150  # of tables where the output is no terminal
+_QUICK_CHUNKS = 4
+
+
+def evaluate(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="A directory, a hub name, or a name of `polykv model`."),
+    ] = None,
+    arms: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: formats, also with a key treatment as in "
+            "polykv_k7v4+hadamard; fp32 for the noise floor; fp8. bf16 is always there."
+        ),
+    ] = "polykv,polykv_k7v4,polykv_k8v8",
+    suite: Annotated[str, typer.Option(help="Comma-separated.")] = "perplexity",
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            help="Text to score; default WikiText-2 of $POLYKV_DATA, without it a "
+            "short text of the package."
+        ),
+    ] = None,
+    chunk_tokens: Annotated[
+        int | None, typer.Option(help="Tokens of a chunk; default 2048.", min=2)
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Tokens between the starts of chunks; default: no overlap."),
+    ] = None,
+    score_from: Annotated[
+        int | None,
+        typer.Option(help="First scored position of a chunk; default its half."),
+    ] = None,
+    max_chunks: Annotated[int | None, typer.Option(help="Most chunks; all.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder for results; default eval-results/MODEL."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="What computes.")] = "vllm",
+    threads: Annotated[
+        int | None, typer.Option(help="Compute threads of the engine.", min=1)
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick",
+            help=f"{DEFAULT_MODEL}, {_QUICK_CHUNKS} chunks: within 10 minutes.",
+        ),
+    ] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Delete earlier results of the folder.")
+    ] = False,
+    report_only: Annotated[
+        bool, typer.Option("--report-only", help="Measure nothing; report again.")
+    ] = False,
+) -> None:
+    """Measure what a cache format costs in quality, on the real engine.
+
+    Each arm is an engine of its own, one at a time, compared with bf16: vLLM's own
+    cache in bf16. What is finished is kept: the same command goes on where it was
+    interrupted. Exits with 1 when an arm failed.
+    """
+    from polykv_vllm.evaluate.arms import parse_arms
+    from polykv_vllm.evaluate.engines import ENGINES
+    from polykv_vllm.evaluate.errors import EvalError
+    from polykv_vllm.evaluate.options import SuiteOptions
+    from polykv_vllm.evaluate.run import EvalOptions, run_evaluation
+    from polykv_vllm.evaluate.suites import suites_named
+    from polykv_vllm.models import ModelBuildError
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)
+    try:
+        if model is None and not quick:
+            raise EvalError("which model? Name one, or --quick")
+        if engine not in ENGINES:
+            raise EvalError(
+                f"there is no engine {engine!r}; there are: {', '.join(ENGINES)}"
+            )
+        if quick and max_chunks is None:
+            max_chunks = _QUICK_CHUNKS
+        options = EvalOptions(
+            model=model or DEFAULT_MODEL,
+            arms=parse_arms(arms),
+            suites=suites_named(suite),
+            suite_options=SuiteOptions(
+                text, chunk_tokens, stride, score_from, max_chunks
+            ),
+            output=output,
+            engine=engine,
+            threads=threads,
+            fresh=fresh,
+            report_only=report_only,
+        )
+        is_good = run_evaluation(options, console)
+    except (EvalError, ModelBuildError) as error:
+        message = Console(stderr=True, soft_wrap=True, highlight=False)
+        message.print("[bold red]error:[/]", escape(str(error)))
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        console.print("interrupted: what is finished is kept, the same command goes on")
+        raise typer.Exit(130) from None
+    if not is_good:
+        raise typer.Exit(1)

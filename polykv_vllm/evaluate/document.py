@@ -22,12 +22,11 @@ from polykv_vllm.evaluate.document_report import document_report
 from polykv_vllm.evaluate.engine import Engine, Generation, ScoreRequest, TokenScores
 from polykv_vllm.evaluate.errors import EvalError
 from polykv_vllm.evaluate.options import DocumentOptions, SuiteOptions
+from polykv_vllm.evaluate.perplexity import default_text
 from polykv_vllm.evaluate.results import ItemLog, RunStore
 from polykv_vllm.evaluate.suite import Demand, Progress, Records, SuiteReport
-from polykv_vllm.evaluate.tasks.jsonl import data_file
 from polykv_vllm.evaluate.tasks.prompts import PromptEncoder, Tokens, shared_prefix
 
-_DEFAULT_TEXT = "wikitext2_test_raw.txt"
 _UNIT_TOKENS = 128
 """A prefix is whole blocks of vLLM's cache: a begun block is not shared."""
 
@@ -60,8 +59,7 @@ class DocumentSuite:
     @classmethod
     def from_options(cls, options: SuiteOptions) -> Self:
         """Take what concerns this suite; see `Suite`."""
-        path = options.document.document or data_file(None, _DEFAULT_TEXT, cls.name)
-        return cls(options.document, path)
+        return cls(options.document, options.document.document or default_text())
 
     @property
     def prefix_tokens(self) -> int:

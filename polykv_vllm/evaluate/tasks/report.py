@@ -20,8 +20,10 @@ NOTHING = "-"
 _LEGEND = (
     "Intervals are 95 %: of a score Wilson's, of a difference to bf16 Newcombe's for "
     "the same items.\n"
-    "won/lost: items that only this arm or only bf16 solved, with McNemar's exact p. "
-    "stuck: cut at the length limit with half of the answer or more a loop."
+    "won/lost: items that only this arm or only bf16 solved, with McNemar's exact p.\n"
+    "length: of the answers, over bf16's; repeated: 4-grams of tokens that occurred "
+    "before; cut: at the length limit; stuck: cut, and half of the answer or more is a "
+    "loop."
 )
 
 
@@ -36,18 +38,17 @@ def task_report(records: Records) -> SuiteReport:
     columns = ["arm", "right", "score", "95 %", "vs bf16", "95 %", "won/lost (p)"]
     if has_nll:
         columns += ["answer NLL", "vs bf16", "95 %"]
-    columns += ["stuck", "from cache", "s/item"]
+    columns += ["length", "repeated %", "cut", "stuck", "from cache", "s/item"]
     table = Table(f"Task: {name}", columns, legend=_LEGEND)
     reference = figures.get(REFERENCE)
     for arm, each in figures.items():
         row = [arm, *_score(each), *_difference(arm, each, reference)]
         if has_nll:
             row += _nll(arm, each, reference)
-        repetition = each["repetition"]
         table.rows.append(
             [
                 *row,
-                f"{repetition['stuck']}/{repetition['answers']}",
+                *_signs(each, reference),
                 f"{each['cached_tokens'] / each['prompt_tokens']:.0%}",
                 f"{each['seconds_per_item']:.1f}",
             ]
@@ -116,6 +117,18 @@ def _nll(arm: str, each: Figures, reference: Figures | None) -> list[str]:
     if (found := compare_nll(each, reference)) is None:
         return [own, NOTHING, NOTHING]
     return [own, f"{found.value:+.3f}", f"{found.low:+.3f}..{found.high:+.3f}"]
+
+
+def _signs(each: Figures, reference: Figures | None) -> list[str]:
+    """Return what shows a model that rambles or is stuck."""
+    signs = each["repetition"]
+    theirs = reference["repetition"]["mean_tokens"] if reference else 0
+    return [
+        f"{signs['mean_tokens'] / theirs:.2f}" if theirs else NOTHING,
+        f"{100 * signs['repeated_share']:.1f}",
+        f"{signs['hit_limit']}/{signs['answers']}",
+        f"{signs['stuck']}/{signs['answers']}",
+    ]
 
 
 def _groups(name: str, figures: Mapping[str, Figures]) -> Table | None:

@@ -84,6 +84,11 @@ def test_the_table_says_all_of_it() -> None:
     assert second["won/lost (p)"] == "1/2 (1.00)"
     assert second["answer NLL"] == "1.500"
     assert (second["stuck"], second["from cache"]) == ("2/4", "40%")
+    assert (second["length"], second["repeated %"], second["cut"]) == (
+        "1.00",
+        "50.0",
+        "2/4",
+    )
     assert groups.rows == [["bf16", "2/2", "1/2"], ["polykv", "1/2", "1/2"]]
     assert any("4 items scored of 5 asked; 1 longer" in note for note in report.notes)
     assert any("share 64 tokens, computed once; 160 of 400" in n for n in report.notes)
@@ -93,6 +98,7 @@ def test_the_table_says_all_of_it() -> None:
 def test_a_table_without_the_reference_has_no_differences() -> None:
     (table, _) = task_report(as_records(polykv=ARM)).tables
     assert table.rows[0][4:7] == ["-", "-", "-"]
+    assert table.rows[0][table.columns.index("length")] == "-"
 
 
 def test_no_records_make_no_table() -> None:

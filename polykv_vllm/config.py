@@ -33,6 +33,13 @@ class PolyKVConfig(BaseModel):
         description="round attention probabilities to 8 bits instead of 16: faster, "
         "with a relative error of attention up to 1e-2 instead of 3e-3",
     )
+    key_treatment: Literal[
+        "auto", "none", "channel_scale", "hadamard", "channel_scale_hadamard"
+    ] = Field(
+        default="auto",
+        description="what keys go through before they are quantized; auto chooses from "
+        "the weights of the model when they are loaded",
+    )
     single_copy: bool = Field(
         default=True,
         description="keep one physical copy of a prompt's blocks also when requests "
@@ -70,6 +77,11 @@ def describe_options() -> str:
         f"{name} (one of {', '.join(_choices(name))})"
         for name in PolyKVConfig.model_fields
     )
+
+
+def key_treatments() -> tuple[str, ...]:
+    """Return what `key_treatment` may be, the default first."""
+    return get_args(PolyKVConfig.model_fields["key_treatment"].annotation)
 
 
 def _choices(name: str) -> list[str]:

@@ -96,7 +96,7 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
         reasons=(
             *format_reasons,
             *_architecture_reasons(hf_config),
-            *_attention_reasons(hf_config),
+            *attention_reasons(hf_config),
             *_shape_reasons(num_layers, num_heads, head_size, fmt),
         ),
         architecture=_architecture(hf_config),
@@ -145,8 +145,8 @@ def _architecture_reasons(hf_config: Any) -> list[str]:
     return reasons
 
 
-def _attention_reasons(hf_config: Any) -> list[str]:
-    """Kinds of attention that the kernels do not compute."""
+def attention_reasons(hf_config: Any) -> list[str]:
+    """Return which kinds of attention a model has that the kernels do not compute."""
     served = "served is causal attention, full or with a sliding window"
     found = []
     if getattr(hf_config, "attn_logit_softcapping", None):

@@ -8,6 +8,7 @@ import torch
 
 from polykv_vllm import ops
 from polykv_vllm.formats import FORMATS, FormatSpec
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.reference.pack import unpack_tile
 from polykv_vllm.reference.quantize import dequantize_key, dequantize_value
 
@@ -42,6 +43,7 @@ class Batch:
     fmt: FormatSpec
     scale: float
     window: int = -1
+    key_transform: KeyTransform | None = None
 
     def run(
         self,
@@ -63,6 +65,7 @@ class Batch:
             self.scale,
             self.window,
             forest=forest,
+            key_transform=self.key_transform,
             fast=fast,
             isa=isa,
             num_threads=num_threads,
@@ -132,6 +135,7 @@ def make_batch(
     isa: str = FASTEST,
     key: torch.Tensor | None = None,
     value: torch.Tensor | None = None,
+    key_transform: KeyTransform | None = None,
 ) -> Batch:
     """Fill a cache with random sequences and ask for their last tokens.
 
@@ -147,6 +151,7 @@ def make_batch(
         isa: Who stores.
         key: `[sum of lengths, kv_heads, head_dim]`; N(0, 1) if None.
         value: Like `key`.
+        key_transform: Of the layer.
 
     """
     total = sum(length for _, length in requests)
@@ -163,7 +168,10 @@ def make_batch(
         token = torch.arange(length)
         slots.append(blocks[token // block_size] * block_size + token % block_size)
     cache = new_cache(fmt, head_dim, block_size, sum(counts) + 1, kv_heads)
-    ops.reshape_and_cache(key, value, cache, torch.cat(slots), fmt, isa=isa)
+    slot_mapping = torch.cat(slots)
+    ops.reshape_and_cache(
+        key, value, cache, slot_mapping, fmt, key_transform=key_transform, isa=isa
+    )
     lengths = torch.tensor([0] + [queries for queries, _ in requests])
     return Batch(
         torch.randn(int(lengths.sum()), kv_heads * group, head_dim).to(dtype),
@@ -174,11 +182,15 @@ def make_batch(
         fmt,
         head_dim**-0.5,
         window,
+        key_transform,
     )
 
 
 def sequences(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Dequantize: (keys, values) `[seq_len, kv_heads, head_dim]` fp64 per request."""
+    """Dequantize: (keys, values) `[seq_len, kv_heads, head_dim]` fp64 per request.
+
+    Keys come as they were stored, transformed.
+    """
     head_dim, block_size = batch.query.shape[-1], batch.kv_cache.shape[2]
     out = []
     for table, (_, length) in zip(batch.block_table, batch.requests(), strict=True):
@@ -267,7 +279,10 @@ def worst_ratio(batch: Batch, output: torch.Tensor) -> float:
         rows = batch.rows(request)
         if rows.start == rows.stop:
             continue
-        expected, bound = oracle(batch, batch.query[rows].double(), key, value)
+        query = batch.query[rows]
+        if batch.key_transform is not None:
+            query = batch.key_transform.queries(query)
+        expected, bound = oracle(batch, query.double(), key, value)
         # fp16 also has subnormals, 2^-24 apart.
         bound += _HALF_ULP[output.dtype] * expected.abs() + 2**-25 * (
             output.dtype == torch.float16

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from polykv_vllm.config import PolyKVConfig, parse_options
+from polykv_vllm.config import PolyKVConfig, key_treatments, parse_options
 from polykv_vllm.errors import OptionError
 
 
@@ -16,11 +16,19 @@ def test_a_given_option() -> None:
     assert parse_options({"polykv": {"isa": "scalar"}}).isa == "scalar"
 
 
+def test_key_treatments_are_those_of_the_keys_and_auto() -> None:
+    from polykv_vllm.keys import TREATMENTS
+
+    assert key_treatments() == ("auto", *TREATMENTS)
+    assert PolyKVConfig().key_treatment == "auto"
+
+
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
         ({"isaa": "scalar"}, ["isaa", "'scalar'", "no such option", "isa (one of"]),
         ({"isa": "sse2"}, ["isa", "'sse2'", "'avx512'", "'reference'"]),
+        ({"key_treatment": "none "}, ["key_treatment", "'none '", "'channel_scale'"]),
         ({"isa": True}, ["isa", "True", "'auto'"]),
         ({"isa": "sse2", "x": 1}, ["'sse2'", "['x'] = 1"]),
         (3, ["mapping", "3", "isa"]),

@@ -14,6 +14,7 @@ from polykv_vllm.attention.metadata import PolyKVMetadata
 from polykv_vllm.config import parse_options
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import get_format
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.metrics import open_recorder
 
 logger = init_logger("vllm.polykv")
@@ -71,14 +72,10 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.recorder_layer = self.recorder.add_layer()
         options = parse_options(vllm_config.additional_config)
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
-        self._store = ops.layer_store(self.fmt, isa=self.isa)
-        self._attend = ops.layer_attention(
-            self.fmt,
-            self.scale,
-            self.sliding_window,
-            fast=options.fast_arithmetic,
-            isa=self.isa,
-        )
+        self._fast = options.fast_arithmetic
+        self.asked_key_treatment = options.key_treatment
+        self.set_key_transform(KeyTransform())
+        self.has_chosen_transform = options.key_treatment == "none"
         logger.info_once(
             "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
             "kernels: %s",
@@ -86,6 +83,23 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.fmt.slot_bytes(head_size),
             4 * head_size,
             self.isa,
+        )
+
+    def set_key_transform(self, key_transform: KeyTransform) -> None:
+        """Say what keys go through before they are quantized; nothing is cached yet."""
+        key_transform.check_shape(self.num_kv_heads, self.head_size)
+        self.key_transform = key_transform
+        self.has_chosen_transform = True
+        self._store = ops.layer_store(
+            self.fmt, key_transform=key_transform, isa=self.isa
+        )
+        self._attend = ops.layer_attention(
+            self.fmt,
+            self.scale,
+            self.sliding_window,
+            key_transform=key_transform,
+            fast=self._fast,
+            isa=self.isa,
         )
 
     def do_kv_cache_update(

@@ -58,8 +58,19 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         vllm_config: Any,
         device: torch.device,
     ) -> None:
-        """Prepare for the batches of one KV cache group."""
+        """Prepare for the batches of one KV cache group.
+
+        Raises:
+            UnsupportedError: A key treatment was asked for and the weights were loaded
+                in a way that does not let it be found.
+
+        """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        # It knows the implementation, which knows this module.
+        from polykv_vllm.attention.key_treatment import require_key_transforms
+
+        layers = vllm_config.compilation_config.static_forward_context
+        require_key_transforms({name: layers[name] for name in layer_names})
         self._planner = SharingPlanner(
             kv_cache_spec,
             len(layer_names),

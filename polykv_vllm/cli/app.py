@@ -85,15 +85,22 @@ def check(
 ) -> None:
     """Say whether a model can be served compressed, and what that saves.
 
-    Reads only the model's config. Exits with 1 and the reason when it cannot.
+    Reads the model's config and, in a directory, the projections of its keys. Exits
+    with 1 and the reason when it cannot.
     """
-    from polykv_vllm.cli.check import CheckError, print_check, run_check
+    from polykv_vllm.cli.check import (
+        CheckError,
+        key_treatment,
+        print_check,
+        run_check,
+    )
 
     try:
         support = run_check(model, kv_cache_dtype)
     except CheckError as error:
         raise fail(error) from None
-    print_check(Console(), model, support, memory_gib)
+    treatment = key_treatment(model, support)
+    print_check(Console(), model, support, memory_gib, treatment)
 
 
 @app.command()

@@ -45,6 +45,26 @@ def run_check(model: str, kv_cache_dtype: str) -> Support:
     return support
 
 
+def key_treatment(model: str, support: Support) -> str:
+    """Say which treatment the keys of a supported model will get.
+
+    It is known where the weights lie in a directory; nothing is loaded.
+    """
+    from polykv_vllm.keys import choose_treatment
+    from polykv_vllm.keys.checkpoint import UnreadableCheckpointError, read_checkpoint
+
+    location = Path(_location(model))
+    if not location.is_dir() or support.fmt is None:
+        return "chosen when the weights are loaded"
+    config = load_config(str(location)).get_text_config()
+    try:
+        projections = read_checkpoint(location, config)
+    except UnreadableCheckpointError as error:
+        return f"chosen when the weights are loaded ({error})"
+    treatment = choose_treatment(projections, support.fmt)
+    return f"{treatment}, chosen from the weights"
+
+
 def _location(model: str) -> str:
     """Return where the config lies; does not build a catalogue model."""
     if model not in MODELS or Path(model).exists():
@@ -55,7 +75,11 @@ def _location(model: str) -> str:
 
 
 def print_check(
-    console: Console, model: str, support: Support, memory_gib: float
+    console: Console,
+    model: str,
+    support: Support,
+    memory_gib: float,
+    treatment: str = "",
 ) -> None:
     """Print the model's cache in the format beside vLLM's bf16 cache."""
     fmt = support.fmt
@@ -83,6 +107,10 @@ def print_check(
         )
         table.add_row(label, f"{stock:,}", f"{ours:,}", ratio)
     console.print(table)
+    if treatment:
+        console.print(
+            f"Key treatment: {escape(treatment)}", highlight=False, soft_wrap=True
+        )
     if support.num_sliding_layers:
         console.print(
             f"[dim]{support.num_sliding_layers} layers keep only the newest "

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from polykv_vllm import __version__
+from polykv_vllm.config import key_treatments
 from polykv_vllm.formats import ALIASES, FORMATS, SUPPORTED_HEAD_DIMS
 
 _NOT_INSTALLED = "[yellow]not installed[/]"
@@ -35,6 +36,7 @@ def _has(module: str) -> bool:
 def _facts() -> dict[str, str]:
     facts = {"polykv-vllm": __version__, "vLLM": _vllm()}
     facts["kernels"] = _kernels() if _has("torch") else f"torch is {_NOT_INSTALLED}"
+    facts["key_treatment"] = ", ".join(key_treatments()) + " (the default: auto)"
     return facts
 
 

@@ -89,10 +89,10 @@ def draw_cost(
     floors = [p for p in points if stock_bytes and p.bytes_per_token > stock_bytes]
     dots = [p for p in points if p not in floors]
     if is_log and any(p.value > 0 for p in points):
-        axes.set_yscale("log")
+        _scale_log(axes)
     if not is_log:
         axes.axhline(0, color="#333333", linewidth=0.8)
-    _draw_dots(figure, axes, dots, is_log)
+    _draw_dots(axes, dots, is_log)
     for floor in floors:
         axes.axhline(floor.value, color=_STOCK, linestyle=":", linewidth=1.2)
         axes.annotate(
@@ -110,11 +110,12 @@ def draw_cost(
     )
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_ylabel(what)
+    _label(figure, axes, dots)
     figure.suptitle(title, fontsize=11)
     return figure
 
 
-def _draw_dots(figure: Figure, axes: Axes, dots: Sequence[Point], is_log: bool) -> None:
+def _draw_dots(axes: Axes, dots: Sequence[Point], is_log: bool) -> None:
     if not dots:
         return
     front = pareto_front(dots, is_signed=not is_log)
@@ -144,7 +145,15 @@ def _draw_dots(figure: Figure, axes: Axes, dots: Sequence[Point], is_log: bool) 
     width = max(max(sizes) - min(sizes), 0.1 * max(sizes))
     axes.set_xlim(min(sizes) - 0.06 * width, max(sizes) + _ROOM * width)
     axes.margins(y=0.12)
-    _label(figure, axes, dots)
+
+
+def _scale_log(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _errors(point: Point, is_log: bool) -> list[list[float]] | None:
@@ -180,6 +189,7 @@ def _label(figure: Figure, axes: Axes, dots: Sequence[Point]) -> None:
                 va="center",
                 fontsize=8,
                 color=_color(point),
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
                 arrowprops={
                     "arrowstyle": "-",
                     "color": "#b8b8b8",

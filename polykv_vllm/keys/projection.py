@@ -43,3 +43,27 @@ class KeyProjection:
     query_bias: torch.Tensor
     query_spread: torch.Tensor
     rotary: RotaryPairs | None
+
+
+def after_head_norm(
+    bias: torch.Tensor,
+    spread: torch.Tensor,
+    gain: torch.Tensor,
+    shift: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return bias and spread after a norm of the heads (qk-norm).
+
+    It divides by the root mean square of a head: here, by the one that is expected for
+    inputs of unit variance.
+
+    Args:
+        bias: `[heads, head_dim]` fp32.
+        spread: `[heads, head_dim]` fp32.
+        gain: `[head_dim]` fp32, what the norm multiplies by.
+        shift: `[head_dim]` fp32, what it adds.
+
+    """
+    mean_square = (bias.square() + spread.square()).mean(-1, keepdim=True)
+    factor = gain * mean_square.clamp(min=1e-30).rsqrt()
+    bias = bias * factor
+    return bias if shift is None else bias + shift, spread * factor.abs()

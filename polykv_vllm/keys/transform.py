@@ -49,8 +49,8 @@ class KeyTransform:
                 "scales must be [num_kv_heads, head_dim] in fp32, not "
                 f"{list(scales.shape)} in {scales.dtype}"
             )
-        if not bool((scales.isfinite() & (scales > 0)).all()):
-            raise ValueError("scales must be positive and finite")
+        if not bool((scales.isfinite() & (1 / scales).isfinite() & (scales > 0)).all()):
+            raise ValueError("scales and their reciprocals must be positive and finite")
 
     @property
     def treatment(self) -> str:
@@ -64,12 +64,26 @@ class KeyTransform:
             )
         )[parts]
 
+    def check_shape(self, num_kv_heads: int, head_dim: int) -> None:
+        """Raise ValueError unless the scales are those of such a cache."""
+        needed = [num_kv_heads, head_dim]
+        if self.scales is not None and list(self.scales.shape) != needed:
+            raise ValueError(
+                f"the key transform has scales {list(self.scales.shape)}; the cache "
+                f"needs [num_kv_heads, head_dim] = {needed}"
+            )
+
+    @property
+    def key_multipliers(self) -> torch.Tensor | None:
+        """What keys are multiplied with, like `scales`; None for all ones."""
+        return None if self.scales is None else 1 / self.scales
+
     def keys(self, key: torch.Tensor) -> torch.Tensor:
         """Return `T k`, fp32, for keys `[num_tokens, num_kv_heads, head_dim]`."""
         key = key.float()
-        if self.scales is not None:
+        if (multipliers := self.key_multipliers) is not None:
             # A product with the reciprocal, as the kernels have it: the same bits.
-            key = key * (1 / self.scales)
+            key = key * multipliers
         return rotate(key) if self.rotate else key
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:

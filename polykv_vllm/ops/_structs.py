@@ -36,6 +36,15 @@ class Cache(ct.Structure):
     ]
 
 
+class RowTransform(ct.Structure):
+    """`polykv::RowTransform`."""
+
+    _fields_ = [
+        ("multipliers", ct.c_void_p),
+        ("rotate", ct.c_int32),
+    ]
+
+
 class StoreArgs(ct.Structure):
     """`polykv::StoreArgs`."""
 
@@ -49,6 +58,7 @@ class StoreArgs(ct.Structure):
         ("key_head_stride", ct.c_int64),
         ("value_token_stride", ct.c_int64),
         ("value_head_stride", ct.c_int64),
+        ("key_transform", RowTransform),
         ("dtype", ct.c_int32),
         ("num_threads", ct.c_int32),
     ]
@@ -73,6 +83,7 @@ class AttentionArgs(ct.Structure):
         ("num_readers", ct.c_int64),
         ("block_table_stride", ct.c_int64),
         ("num_rows", ct.c_int64),
+        ("query_transform", RowTransform),
         ("block_table_width", ct.c_int32),
         ("num_reqs", ct.c_int32),
         ("num_segments", ct.c_int32),

@@ -17,11 +17,13 @@ from typing import Any
 import torch
 
 from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FORMATS, FormatSpec
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops._structs import (
     AttentionArgs,
     Cache,
     ForestArgs,
     Format,
+    RowTransform,
     StoreArgs,
 )
 from polykv_vllm.ops.batch import AttentionBatch, check_index
@@ -126,6 +128,16 @@ def _check_softmax(scale: float, sliding_window: int) -> None:
         )
 
 
+def _row_transform(
+    multipliers: torch.Tensor | None, rotate: bool
+) -> tuple[RowTransform, torch.Tensor | None]:
+    """Return the struct and the tensor it points to, which has to stay."""
+    if multipliers is None:
+        return RowTransform(None, rotate), None
+    multipliers = multipliers.cpu().contiguous()
+    return RowTransform(multipliers.data_ptr(), rotate), multipliers
+
+
 def _raise_if(error: bytes | None) -> None:
     if error is not None:
         raise ValueError(error.decode())
@@ -140,10 +152,18 @@ class LayerStore:
     """See `ops.layer_store`. The struct stays; what changed is checked and set."""
 
     def __init__(
-        self, kernel: Callable[..., bytes | None], fmt: FormatSpec, num_threads: int
+        self,
+        kernel: Callable[..., bytes | None],
+        fmt: FormatSpec,
+        num_threads: int,
+        key_transform: KeyTransform | None,
     ) -> None:
         self._kernel, self._fmt = kernel, fmt
-        self._args = StoreArgs(num_threads=num_threads)
+        self._transform = key_transform or KeyTransform()
+        struct, self._multipliers = _row_transform(
+            self._transform.key_multipliers, self._transform.rotate
+        )
+        self._args = StoreArgs(num_threads=num_threads, key_transform=struct)
         self._ref = ct.byref(self._args)
         self._cache: torch.Tensor | None = None
         self._slots: torch.Tensor | None = None
@@ -186,6 +206,7 @@ class LayerStore:
         args, head_dim = self._args, key.shape[-1]
         args.cache = _cache_struct(kv_cache, self._fmt, head_dim)
         shape = (args.cache.num_kv_heads, head_dim)
+        self._transform.check_shape(*shape)
         args.dtype = _check_rows("key", key, shape)
         if _check_rows("value", value, shape) != args.dtype:
             raise ValueError(f"key is {key.dtype}, value {value.dtype}")
@@ -204,14 +225,20 @@ class LayerAttention:
         sliding_window: int,
         fast: bool,
         num_threads: int,
+        key_transform: KeyTransform | None,
     ) -> None:
         _check_softmax(scale, sliding_window)
         self._kernel, self._fmt = kernel, fmt
+        self._transform = key_transform or KeyTransform()
+        struct, self._multipliers = _row_transform(
+            self._transform.scales, self._transform.rotate
+        )
         self._args = AttentionArgs(
             scale=scale,
             sliding_window=sliding_window,
             fast=fast,
             num_threads=num_threads,
+            query_transform=struct,
         )
         self._ref = ct.byref(self._args)
         self._cache: torch.Tensor | None = None
@@ -247,6 +274,7 @@ class LayerAttention:
         args = self._args
         num_rows, num_heads, head_dim = query.shape
         args.cache = _cache_struct(kv_cache, self._fmt, head_dim)
+        self._transform.check_shape(args.cache.num_kv_heads, head_dim)
         shape = (num_heads, head_dim)
         args.dtype = _check_rows("query", query, shape)
         if _check_rows("output", output, shape) != args.dtype:

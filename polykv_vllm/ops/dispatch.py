@@ -8,6 +8,7 @@ from typing import cast
 import torch
 
 from polykv_vllm.formats import FormatSpec
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops import cpu, reference
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.segments import PrefixForest
@@ -69,6 +70,7 @@ def _entry(
 def layer_store(
     fmt: FormatSpec,
     *,
+    key_transform: KeyTransform | None = None,
     isa: str | None = None,
     num_threads: int = 0,
 ) -> LayerStore:
@@ -79,6 +81,8 @@ def layer_store(
 
     Args:
         fmt: The cache's format.
+        key_transform: What keys go through before they are quantized, and queries
+            before they meet them; None for nothing. The same for store and attention.
         isa: Instruction set; the default is `current_isa()`.
         num_threads: OpenMP threads; 0 is the process's default.
 
@@ -87,7 +91,7 @@ def layer_store(
 
     """
     make = _entry("reshape_and_cache", fmt, isa)
-    return cast(LayerStore, make(fmt, num_threads))
+    return cast(LayerStore, make(fmt, num_threads, key_transform))
 
 
 def layer_attention(
@@ -95,6 +99,7 @@ def layer_attention(
     scale: float,
     sliding_window: int = -1,
     *,
+    key_transform: KeyTransform | None = None,
     fast: bool = False,
     isa: str | None = None,
     num_threads: int = 0,
@@ -106,7 +111,7 @@ def layer_attention(
     `AttentionBatch`, one for all layers. Arguments as in `paged_attention`.
     """
     make = _entry("paged_attention", fmt, isa)
-    layer = make(fmt, scale, sliding_window, fast, num_threads)
+    layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform)
     return cast(LayerAttention, layer)
 
 
@@ -117,6 +122,7 @@ def reshape_and_cache(
     slot_mapping: torch.Tensor,
     fmt: FormatSpec,
     *,
+    key_transform: KeyTransform | None = None,
     isa: str | None = None,
     num_threads: int = 0,
 ) -> None:
@@ -130,6 +136,8 @@ def reshape_and_cache(
         slot_mapping: `[num_tokens]` int64; `block * block_size + offset`, or a
             negative number for a token to skip.
         fmt: The cache's format.
+        key_transform: What keys go through before they are quantized; None for
+            nothing. Attention needs the same.
         isa: Instruction set; the default is `current_isa()`.
         num_threads: OpenMP threads; 0 is the process's default.
 
@@ -139,7 +147,7 @@ def reshape_and_cache(
 
     """
     make = _entry("reshape_and_cache", fmt, isa, key)
-    make(fmt, num_threads)(key, value, kv_cache, slot_mapping)
+    make(fmt, num_threads, key_transform)(key, value, kv_cache, slot_mapping)
 
 
 def paged_attention(
@@ -154,6 +162,7 @@ def paged_attention(
     sliding_window: int = -1,
     *,
     forest: PrefixForest | None = None,
+    key_transform: KeyTransform | None = None,
     fast: bool = False,
     isa: str | None = None,
     num_threads: int = 0,
@@ -176,6 +185,7 @@ def paged_attention(
         sliding_window: Keys that a query sees, itself included; -1 for all.
         forest: Blocks of this batch to read once for several requests
             (`build_prefix_forest`); the result is the same without.
+        key_transform: What the cached keys went through; None for nothing.
         fast: Round probabilities to 8 bits instead of 16 before they weigh the
             values: less work, relative error up to 1e-2 instead of 3e-3. The
             reference has no such mode and computes as ever.
@@ -190,5 +200,5 @@ def paged_attention(
     """
     make = _entry("paged_attention", fmt, isa, query)
     batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest)
-    layer = make(fmt, scale, sliding_window, fast, num_threads)
+    layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform)
     layer(query, kv_cache, output, batch)

@@ -4,22 +4,28 @@
 import torch
 
 from polykv_vllm.formats import FormatSpec
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.table import validate_cache
 from polykv_vllm.reference import attention, cache
 
 
-def _check(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> None:
+def _check(
+    kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int, transform: KeyTransform
+) -> None:
     slot_bytes = fmt.slot_bytes(head_dim)
     validate_cache(kv_cache.shape, kv_cache.stride(), kv_cache.dtype, slot_bytes)
+    transform.check_shape(kv_cache.shape[1], head_dim)
 
 
 class LayerStore:
     """See `ops.layer_store`."""
 
-    def __init__(self, fmt: FormatSpec, num_threads: int) -> None:
+    def __init__(
+        self, fmt: FormatSpec, num_threads: int, key_transform: KeyTransform | None
+    ) -> None:
         del num_threads
-        self._fmt = fmt
+        self._fmt, self._transform = fmt, key_transform or KeyTransform()
 
     def __call__(
         self,
@@ -29,7 +35,8 @@ class LayerStore:
         slot_mapping: torch.Tensor,
     ) -> None:
         """Quantize and scatter."""
-        _check(kv_cache, self._fmt, key.shape[-1])
+        _check(kv_cache, self._fmt, key.shape[-1], self._transform)
+        key = self._transform.keys(key)
         cache.reshape_and_cache(key, value, kv_cache, slot_mapping, self._fmt)
 
 
@@ -43,8 +50,10 @@ class LayerAttention:
         sliding_window: int,
         fast: bool,
         num_threads: int,
+        key_transform: KeyTransform | None,
     ) -> None:
         del fast, num_threads
+        self._transform = key_transform or KeyTransform()
         self._fmt, self._scale, self._window = fmt, scale, sliding_window
 
     def __call__(
@@ -55,9 +64,9 @@ class LayerAttention:
         batch: AttentionBatch,
     ) -> None:
         """Attend."""
-        _check(kv_cache, self._fmt, query.shape[-1])
+        _check(kv_cache, self._fmt, query.shape[-1], self._transform)
         attention.paged_attention(
-            query,
+            self._transform.queries(query),
             kv_cache,
             output,
             batch.block_table,

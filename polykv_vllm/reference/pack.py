@@ -77,30 +77,31 @@ def pack_token(
 def unpack_tile(
     tile: torch.Tensor, head_dim: int, fmt: FormatSpec
 ) -> tuple[Quantized, Quantized]:
-    """Read every token of a tile.
+    """Read every token of a tile, or of many.
 
     Args:
-        tile: `[tile_bytes]` uint8.
+        tile: `[..., tile_bytes]` uint8.
         head_dim: Elements per head.
         fmt: The tile's format.
 
     Returns:
-        Keys and values: codes `[block_size, head_dim]` int32, scales `[block_size]`.
+        Keys and values: codes `[..., block_size, head_dim]` int32, scales
+        `[..., block_size]`.
 
     """
-    block_size = tile.numel() // fmt.slot_bytes(head_dim)
+    block_size = tile.shape[-1] // fmt.slot_bytes(head_dim)
     layout = TileLayout(fmt, head_dim, block_size)
     places = _places(fmt, head_dim, block_size)
     wide = tile.int()
     key_mask = (1 << fmt.key_bits) - 1
-    key_codes = (wide[places.key_byte] & key_mask) - fmt.key_bias
+    key_codes = (wide[..., places.key_byte] & key_mask) - fmt.key_bias
     number = torch.arange(fmt.value_bits)
-    raw = wide[places.value_bit[..., 0]] >> places.value_bit[..., 1] & 1
+    raw = wide[..., places.value_bit[..., 0]] >> places.value_bit[..., 1] & 1
     value_codes = (raw << number).sum(-1, dtype=torch.int32)
     if fmt.value_rotation == "none":
         value_codes = value_codes.to(torch.int8).int()
     scales = [
-        tile[offset : offset + 2 * block_size].clone().view(torch.bfloat16)
+        tile[..., offset : offset + 2 * block_size].clone().view(torch.bfloat16)
         for offset in (layout.key_scales_offset, layout.value_scales_offset)
     ]
     return Quantized(key_codes, scales[0]), Quantized(value_codes, scales[1])

@@ -28,4 +28,5 @@ def fwht(rows: torch.Tensor) -> torch.Tensor:
 
 def rotate(rows: torch.Tensor) -> torch.Tensor:
     """Multiply each row by the orthonormal Hadamard matrix (its own inverse)."""
-    return fwht(rows) / rows.shape[-1] ** 0.5
+    # A product, as the kernels have it: the same bits.
+    return fwht(rows) * rows.shape[-1] ** -0.5

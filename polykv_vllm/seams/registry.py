@@ -8,6 +8,7 @@ from polykv_vllm.errors import SeamError
 from polykv_vllm.seams import (
     attention_backend,
     engine_config,
+    key_treatment,
     kv_cache_dtype,
     metrics_registry,
     scheduler,
@@ -25,6 +26,7 @@ GUARD = engine_config.SEAM
 SEAMS: tuple[Seam, ...] = (
     kv_cache_dtype.SEAM,
     attention_backend.SEAM,
+    key_treatment.SEAM,
     metrics_registry.SEAM,
     scheduler.SEAM,
     GUARD,

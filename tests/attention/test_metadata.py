@@ -51,6 +51,7 @@ def make_builder(
     config = SimpleNamespace(
         model_config=model,
         parallel_config=None,
+        compilation_config=SimpleNamespace(static_forward_context={"layer": None}),
         additional_config={"polykv": {"prefix_sharing": sharing}},
     )
     return PolyKVMetadataBuilder(spec, ["layer"], config, torch.device("cpu"))

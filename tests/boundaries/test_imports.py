@@ -59,7 +59,7 @@ def test_the_policy_of_the_pool_is_pure_python(module: str) -> None:
     assert ours == {"pool"}
 
 
-LOWER = modules_below("reference", "ops", "kernels")
+LOWER = modules_below("reference", "keys", "ops", "kernels")
 
 
 def test_lower_layers_know_no_vllm() -> None:
@@ -68,7 +68,7 @@ def test_lower_layers_know_no_vllm() -> None:
     assert "torch" in loaded  # else this test would look at nothing
     assert "vllm" not in loaded
     ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
-    assert ours <= {"formats", "reference", "ops", "kernels"}
+    assert ours <= {"formats", "reference", "keys", "ops", "kernels"}
 
 
 def test_the_reference_knows_no_kernel() -> None:
@@ -77,10 +77,27 @@ def test_the_reference_knows_no_kernel() -> None:
     assert ours == {"formats", "reference"}
 
 
+def test_transformers_layers_know_no_vllm() -> None:
+    """The second implementation must run, and be believed, without the first."""
+    loaded = loaded_by(", ".join(modules_below("hf")))
+    assert "transformers" in loaded
+    assert "vllm" not in loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    lower = {"formats", "reference", "keys", "ops", "support", "errors"}
+    assert ours <= {"hf", *lower}
+
+
+def test_keys_know_neither_vllm_nor_transformers() -> None:
+    loaded = loaded_by(", ".join(modules_below("keys")))
+    assert not {"vllm", "transformers"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"formats", "reference", "keys"}
+
+
 def test_only_the_facing_layers_name_vllm() -> None:
     """In the sources too, where a late import would escape the tests above."""
     facing = ("attention", "seams", "pool", "plugin.py")
-    lower = ("formats", "reference", "ops", "kernels", "metrics")
+    lower = ("formats", "reference", "keys", "ops", "kernels", "metrics", "hf")
     found = [
         str(path.relative_to(PACKAGE))
         for layer in lower

@@ -98,3 +98,21 @@ def test_catalogue_model_that_is_not_built(
     result = CliRunner().invoke(app, ["check", DEFAULT_MODEL])
     assert result.exit_code == 1
     assert f"polykv model {DEFAULT_MODEL}" in result.output
+
+
+@pytest.mark.parametrize(("bias", "treatment"), [(300.0, "channel_scale"), (0, "none")])
+def test_key_treatment_of_weights_in_a_directory(
+    tmp_path: Path, bias: float, treatment: str
+) -> None:
+    from tests.random_models import save_random_model
+
+    save_random_model(tmp_path, "qwen2", key_bias=bias)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["check", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert f"Key treatment: {treatment}, chosen from the weights" in result.output
+
+
+def test_key_treatment_without_weights(check: Any) -> None:
+    result = check(LLAMA)
+    assert "Key treatment: chosen when the weights are loaded (" in result.output
+    assert "model.safetensors is missing)" in result.output

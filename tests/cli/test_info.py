@@ -34,6 +34,13 @@ def test_names_the_kernels_and_the_seams() -> None:
         assert row.seam.name in text
 
 
+def test_names_the_key_treatments() -> None:
+    from polykv_vllm.keys import TREATMENTS
+
+    text = _printed(width=200)
+    assert f"key_treatment  auto, {', '.join(TREATMENTS)} (the default: auto)" in text
+
+
 def test_fits_a_narrow_terminal() -> None:
     text = _printed(width=80)
     assert "…" not in text
@@ -43,6 +50,6 @@ def test_fits_a_narrow_terminal() -> None:
 def test_works_without_vllm_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(info, "find_spec", lambda module: None)
     text = _printed()
-    assert "vLLM         not installed" in text
+    assert "vLLM           not installed" in text
     assert "polykv_k8v3" in text
     assert "Seams" not in text

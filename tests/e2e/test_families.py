@@ -7,22 +7,13 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import Engine, replay_tolerance
+from tests.random_models import SHAPE
 
-VOCABULARY = 512
+VOCABULARY = SHAPE["vocab_size"]
 FAMILIES = {
     "llama-64-group3": ("llama", {"hidden_size": 192, "num_attention_heads": 3}),
     "qwen2-128": ("qwen2", {"hidden_size": 512}),
     "qwen3-128": ("qwen3", {"head_dim": 128}),
-}
-SHAPE = {
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 1,
-    "vocab_size": VOCABULARY,
-    "initializer_range": 0.05,
-    "max_position_embeddings": 2048,
 }
 
 

@@ -9,8 +9,17 @@ the same bytes, and what differs is the attention kernel.
 """
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """Turn a dataclass of tensors into what an RPC can return."""
+    return {
+        name: value.tolist() if hasattr(value, "tolist") else value
+        for name, value in asdict(record).items()
+    }
 
 
 class TestExtension:
@@ -48,9 +57,15 @@ class TestExtension:
 
         for impl in self._impls():
             reference = ops.layer_attention(
-                impl.fmt, impl.scale, impl.sliding_window, isa="reference"
+                impl.fmt,
+                impl.scale,
+                impl.sliding_window,
+                key_transform=impl.key_transform,
+                isa="reference",
             )
-            store = ops.layer_store(impl.fmt, isa="reference")
+            store = ops.layer_store(
+                impl.fmt, key_transform=impl.key_transform, isa="reference"
+            )
             self._replace(impl, _store=replaying(store), _attend=reference)
 
     def polykv_stop(self) -> int:
@@ -62,6 +77,28 @@ class TestExtension:
         """Implementation class of each attention layer."""
         layers = self.compilation_config.static_forward_context  # type: ignore
         return {name: type(layer.impl).__name__ for name, layer in layers.items()}
+
+    def polykv_key_transforms(self) -> dict[str, tuple[str, Any]]:
+        """Treatment and scales of each layer with one of our caches."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return {
+            name: (transform.treatment, _plain(transform)["scales"])
+            for name, layer in layers.items()
+            if (transform := getattr(layer.impl, "key_transform", None)) is not None
+        }
+
+    def polykv_key_projections(self) -> dict[str, Any]:
+        """Fields of the `KeyProjection` of each layer with one of our caches."""
+        from polykv_vllm.attention.key_projection import read_key_projection
+
+        modules = dict(self.get_model().named_modules())  # type: ignore
+        dtype = self.model_config.dtype  # type: ignore
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return {
+            name: _plain(read_key_projection(modules, name, layer.impl, dtype))
+            for name, layer in layers.items()
+            if hasattr(layer.impl, "key_transform")
+        }
 
     def polykv_cache_shapes(self) -> dict[str, list[int]]:
         """Shape of each layer's cache."""

@@ -94,6 +94,24 @@ inline void fwht(float* x) {
   }
 }
 
+template <int D>
+inline void transform_row(float* row, const RowTransform& transform, int64_t kv_head) {
+  if (transform.multipliers) {
+    const float* multipliers = transform.multipliers + kv_head * D;
+    for (int i = 0; i < D; i += 16) {
+      store(row + i, mul(load(row + i), load(multipliers + i)));
+    }
+  }
+  if (transform.rotate) {
+    // D^-0.5 of the head dimensions that are served, rounded once.
+    const VecF norm = set1(D == 64    ? 0.125f
+                           : D == 128 ? 0.088388347648318447f
+                                      : 0.0625f);
+    fwht<D>(row);
+    for (int i = 0; i < D; i += 16) store(row + i, mul(load(row + i), norm));
+  }
+}
+
 // bf16 by truncation of the mantissa upwards (magnitude), for non-negative x.
 inline uint16_t bf16_round_up(float x) {
   return static_cast<uint16_t>((static_cast<uint32_t>(bits_of(x)) + 0xffff) >> 16);

@@ -152,6 +152,7 @@ inline void store_token(const StoreArgs& args, const TileLayout& layout, int64_t
   alignas(64) int8_t key_codes[D], value_codes[D];
   load_row<D>(key, args.key, t * args.key_token_stride + head * args.key_head_stride,
               args.dtype);
+  transform_row<D>(key, args.key_transform, head);
   load_row<D>(value, args.value,
               t * args.value_token_stride + head * args.value_head_stride, args.dtype);
   const int32_t key_max = max_magnitude_bits<D>(key);

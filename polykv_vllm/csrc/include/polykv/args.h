@@ -29,6 +29,13 @@ struct Cache {
   Format format;
 };
 
+// What happens to a row in fp32 before it is quantized: keys and queries are
+// transformed so that their products stay what they were (keys/transform.py).
+struct RowTransform {
+  const float* multipliers;  // [num_kv_heads, head_dim], or null for all ones
+  int32_t rotate;            // 1: the orthonormal Hadamard matrix follows
+};
+
 // Quantize `num_tokens` rows and scatter them by slot; a slot < 0 is skipped.
 struct StoreArgs {
   Cache cache;
@@ -38,6 +45,7 @@ struct StoreArgs {
   int64_t num_tokens;           // rows of key and value are at least as many
   int64_t key_token_stride, key_head_stride;  // elements
   int64_t value_token_stride, value_head_stride;
+  RowTransform key_transform;
   DType dtype;
   int32_t num_threads;
 };
@@ -63,7 +71,8 @@ struct AttentionArgs {
   const int32_t* readers;         // requests, each once per segment
   int64_t num_readers;            // length of `readers`
   int64_t block_table_stride;     // elements
-  int64_t num_rows;           // token rows of query and output, for the bounds check
+  int64_t num_rows;  // token rows of query and output, for the bounds check
+  RowTransform query_transform;
   int32_t block_table_width;  // elements
   int32_t num_reqs;
   int32_t num_segments;

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cached bytes of a layer mean, in one line of text."""
+
+import hashlib
+
+from polykv_vllm.formats import FormatSpec
+from polykv_vllm.formats.layout import LAYOUT_ID
+from polykv_vllm.keys.transform import KeyTransform
+
+_DIGEST_CHARACTERS = 32  # 128 bits: no two transforms meet by chance
+
+
+def format_identity(
+    fmt: FormatSpec, head_dim: int, block_size: int, key_transform: KeyTransform
+) -> str:
+    """Return the identity of a layer's cached bytes.
+
+    Bytes may be read as keys and values only by a layer with the same identity: it
+    changes with the format, its version, the layout, the shape of a tile, the key
+    treatment, and any bit of the scales.
+
+    Args:
+        fmt: The format.
+        head_dim: Elements per head.
+        block_size: Tokens per block.
+        key_transform: The layer's.
+
+    """
+    treatment = key_transform.treatment
+    if key_transform.scales is not None:
+        treatment += f":{_digest(key_transform)}"
+    parts = (
+        f"{fmt.name}-{fmt.version}",
+        LAYOUT_ID,
+        f"head_dim={head_dim}",
+        f"block_size={block_size}",
+        f"keys={treatment}",
+    )
+    return " ".join(parts)
+
+
+def _digest(key_transform: KeyTransform) -> str:
+    scales = key_transform.scales
+    if scales is None:
+        return ""
+    values = scales.detach().cpu().contiguous()
+    digest = hashlib.sha256(str(tuple(values.shape)).encode())
+    digest.update(values.numpy().astype("<f4").tobytes())
+    return digest.hexdigest()[:_DIGEST_CHARACTERS]

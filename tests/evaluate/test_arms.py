@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of arms, and what errors list."""
+
+import pytest
+
+from polykv_vllm.evaluate.arms import parse_arm, parse_arms
+from polykv_vllm.evaluate.errors import EvalError
+from polykv_vllm.formats import CACHE_DTYPES
+
+
+def test_the_reference_is_there_once_and_first() -> None:
+    arms = parse_arms("polykv_k7v4, fp32,bf16,polykv_k7v4")
+    assert [arm.name for arm in arms] == ["bf16", "polykv_k7v4", "fp32"]
+    assert arms[0].is_reference and not arms[1].is_reference
+
+
+def test_an_arm_is_a_cache_a_dtype_and_a_treatment() -> None:
+    plain, treated = parse_arm("polykv_k7v4"), parse_arm("polykv_k7v4+hadamard")
+    assert plain.kv_cache_dtype == treated.kv_cache_dtype == "polykv_k7v4"
+    assert plain.additional_config == {}
+    assert treated.additional_config == {"polykv": {"key_treatment": "hadamard"}}
+    assert plain.is_ours and not parse_arm("fp32").is_ours
+    assert (parse_arm("fp32").dtype, parse_arm("fp32").kv_cache_dtype) == (
+        "float32",
+        "auto",
+    )
+
+
+@pytest.mark.parametrize("name", CACHE_DTYPES)
+def test_every_format_is_an_arm(name: str) -> None:
+    assert parse_arm(name).kv_cache_dtype == name
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("polykv_k9v9", ["polykv_k9v9", "bf16", "fp32", "polykv_k7v4"]),
+        ("polykv+rotate", ["rotate", "hadamard", "channel_scale"]),
+        ("polykv+", ["no key treatment ''", "hadamard"]),
+        ("bf16+hadamard", ["bf16+hadamard", "no key treatment", "polykv"]),
+    ],
+)
+def test_errors_name_what_exists(name: str, words: list[str]) -> None:
+    with pytest.raises(EvalError) as caught:
+        parse_arm(name)
+    for word in words:
+        assert word in str(caught.value)

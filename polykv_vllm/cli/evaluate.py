@@ -51,7 +51,9 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder for results; default eval-results/MODEL."),
     ] = None,
-    engine: Annotated[str, typer.Option(help="What computes.")] = "vllm",
+    engine: Annotated[
+        str, typer.Option(help="vllm, or hf: transformers in fp32, for checking.")
+    ] = "vllm",
     threads: Annotated[
         int | None, typer.Option(help="Compute threads of the engine.", min=1)
     ] = None,

@@ -16,7 +16,16 @@ def _vllm(setup: EngineSetup, arm: Arm, size: int, stage: Stage) -> Any:
     return VllmEngine(setup, arm, size, stage)
 
 
-ENGINES: dict[str, Callable[[EngineSetup, Arm, int, Stage], Any]] = {"vllm": _vllm}
+def _hf(setup: EngineSetup, arm: Arm, size: int, stage: Stage) -> Any:
+    from polykv_vllm.evaluate.hf_engine import HfEngine
+
+    return HfEngine(setup, arm, size, stage)
+
+
+ENGINES: dict[str, Callable[[EngineSetup, Arm, int, Stage], Any]] = {
+    "vllm": _vllm,
+    "hf": _hf,
+}
 """By name. Each starts an `Engine` that has `facts: dict[str, Any]`, too."""
 
 

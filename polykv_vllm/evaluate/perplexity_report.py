@@ -49,7 +49,8 @@ def report(records: Records) -> SuiteReport:
 def _table(records: Records) -> Table:
     table = Table(
         f"Perplexity and divergence: {_text_words(records)}",
-        ["arm", "B/token", "x smaller", "PPL", "change %", "95 %"],
+        ["arm", "keys", "B/token", "x smaller", "PPL", "change %", "95 %"],
+        words=2,
     )
     table.columns += ["KLD", "95 %", "KLD p99", "top-1 %", "tokens", "s/chunk"]
     stock = records.get(REFERENCE, {}).get("bytes_per_token")
@@ -59,6 +60,7 @@ def _table(records: Records) -> Table:
         table.rows.append(
             [
                 arm,
+                record["engine"].get("key_treatment") or _NONE,
                 f"{size:,}",
                 _NONE if not stock else f"{stock / size:.2f}",
                 f"{figures['ppl']['value']:.3f}",
@@ -71,6 +73,7 @@ def _table(records: Records) -> Table:
             ]
         )
     table.legend = (
+        "keys: what is done to them before they are quantized\n"
         "change, KLD, top-1: against bf16, vLLM's own cache; KLD in nats over the "
         "whole vocabulary, fp32\n"
         "95 %: interval over resampled chunks, paired with bf16's\n"

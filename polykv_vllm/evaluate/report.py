@@ -101,7 +101,8 @@ class Report:
 
     def _markdown(self, plots: Sequence[str]) -> str:
         settings = self.store.settings()
-        parts = [f"## Quality of {settings.get('model', '?')}\n", f"`{self.command}`\n"]
+        parts = [f"## Quality of {settings['model']}\n", f"`{self.command}`\n"]
+        parts.append(f"Engine: {settings['engine']} ({settings['engine_version']})\n")
         for records in list(self.records.values())[:1]:
             environment = list(records.values())[-1]["environment"]
             parts.append(headline(environment).replace("\n", "  \n") + "\n")

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polykv_vllm.capacity import load_config
+from polykv_vllm.errors import PolyKVError
 from polykv_vllm.evaluate.arms import Arm
 from polykv_vllm.evaluate.engines import start_engine
 from polykv_vllm.evaluate.errors import EngineError, EvalError
@@ -185,7 +186,7 @@ class _Run:
                     progress.start(f"{arm.name}, {suite.name}")
                     self._run_suite(suite, arm, engine, progress)
                     progress.done()
-        except (EngineError, ValueError) as error:
+        except (EngineError, PolyKVError, ValueError) as error:
             message = f"arm {arm.name}: {error}"
             self.failures.append("\n".join(message.splitlines()[:_REPORT_LINES]))
             self.console.print(f"[red]✗[/] {escape(message)}", highlight=False)

@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from polykv_vllm.evaluate.errors import EngineError
+
 _HIDDEN, _TOKENS = "hidden", "tokens"
 
 
-class StatesError(RuntimeError):
+class StatesError(EngineError):
     """There are no states for a request, or they belong to other tokens."""
 
 

@@ -84,8 +84,11 @@ class EvaluationWorker:
         runner.model.register_forward_hook(self._keep)
         layers = self.compilation_config.static_forward_context  # type: ignore
         impls = [layer.impl for layer in layers.values()]
+        transforms = [getattr(impl, "key_transform", None) for impl in impls]
+        treatments = sorted({each.treatment for each in transforms if each})
         return {
             "attention": sorted({type(impl).__name__ for impl in impls}),
+            "key_treatment": ", ".join(treatments) or None,
             "vocab_size": self._head.weight.shape[0],
             "threads": torch.get_num_threads(),
         }

@@ -15,6 +15,7 @@ SETTINGS = {
     "score_from": 32,
     "chunks_asked": None,
 }
+COMMON = {"model": "tiny", "engine": "vllm", "engine_version": "vllm 0.32.0"}
 BYTES = {"bf16": 23040, "fp32": 46080, "polykv": 8280, "polykv_k7v4": 8280}
 SUITE = PerplexitySuite.name
 
@@ -23,7 +24,7 @@ def fill(path: Path, chunks: int = 4, asked: int | None = None) -> RunStore:
     """Make a folder in which `polykv` costs 0.03 nats a token and fp32 nothing."""
     store = RunStore(path)
     suite = {**SETTINGS, "chunks_asked": asked}
-    store.open({"model": "tiny", "suites": {SUITE: suite}})
+    store.open({**COMMON, "suites": {SUITE: suite}})
     keys = [f"c{index}" for index in range(chunks)]
     cost = {"bf16": 0.0, "fp32": 0.0, "polykv": 0.03, "polykv_k7v4": 0.01}
     for arm, size in BYTES.items():
@@ -41,6 +42,7 @@ def fill(path: Path, chunks: int = 4, asked: int | None = None) -> RunStore:
                 "settings": suite,
                 "bytes_per_token": size,
                 "environment": ENVIRONMENT,
+                "engine": {"key_treatment": "none" if "polykv" in arm else None},
                 "figures": figures(keys, items, reference),
             },
         )

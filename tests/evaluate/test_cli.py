@@ -22,7 +22,7 @@ def test_help() -> None:
         ([], ["which model", "--quick"]),
         (["m", "--arms", "polykv_k9"], ["polykv_k9", "bf16", "polykv_k7v4"]),
         (["m", "--suite", "speed"], ["speed", "perplexity"]),
-        (["m", "--engine", "llama"], ["llama", "vllm"]),
+        (["m", "--engine", "llama"], ["llama", "vllm, hf"]),
         (["m", "--text", "nothing.txt"], ["nothing.txt", "No such file"]),
         (["m", "--chunk-tokens", "8", "--score-from", "9"], ["position 9 of 8"]),
         (["no/such"], ["no/such"]),

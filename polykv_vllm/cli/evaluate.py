@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from polykv_vllm.cli import task_options as task
 from polykv_vllm.models import DEFAULT_MODEL
 
 _WIDTH = 150  # of tables where the output is no terminal
@@ -69,6 +70,25 @@ def evaluate(
     report_only: Annotated[
         bool, typer.Option("--report-only", help="Measure nothing; report again.")
     ] = False,
+    data: task.Data = None,
+    items: task.Items = 20,
+    seed: task.Seed = 0,
+    batch: task.Batch = 8,
+    answer_tokens: task.AnswerTokens = None,
+    needle_tokens: task.NeedleTokens = 1800,
+    haystack: task.Haystack = None,
+    kv_keys: task.KvKeys = 20,
+    lines: task.Lines = 60,
+    shots: task.Shots = 8,
+    tasks_file: task.TasksFile = None,
+    prompt_field: task.PromptField = "prompt",
+    answer_field: task.AnswerField = "answer",
+    match: task.MatchMode = "contains",
+    document: task.Document = None,
+    document_tokens: task.DocumentTokens = 3072,
+    documents: task.Documents = 4,
+    agents: task.Agents = "1,3,5,10,15",
+    questions: task.Questions = None,
 ) -> None:
     """Measure what a cache format costs in quality, on the real engine.
 
@@ -79,7 +99,11 @@ def evaluate(
     from polykv_vllm.evaluate.arms import parse_arms
     from polykv_vllm.evaluate.engines import ENGINES
     from polykv_vllm.evaluate.errors import EvalError
-    from polykv_vllm.evaluate.options import SuiteOptions
+    from polykv_vllm.evaluate.options import (
+        DocumentOptions,
+        SuiteOptions,
+        TaskOptions,
+    )
     from polykv_vllm.evaluate.run import EvalOptions, run_evaluation
     from polykv_vllm.evaluate.suites import suites_named
     from polykv_vllm.models import ModelBuildError
@@ -101,7 +125,36 @@ def evaluate(
             arms=parse_arms(arms),
             suites=suites_named(suite),
             suite_options=SuiteOptions(
-                text, chunk_tokens, stride, score_from, max_chunks
+                text,
+                chunk_tokens,
+                stride,
+                score_from,
+                max_chunks,
+                TaskOptions(
+                    data=data,
+                    items=items,
+                    seed=seed,
+                    batch=batch,
+                    needle_tokens=needle_tokens,
+                    haystack=haystack,
+                    kv_keys=kv_keys,
+                    lines=lines,
+                    shots=shots,
+                    file=tasks_file,
+                    prompt_field=prompt_field,
+                    answer_field=answer_field,
+                    match=match,
+                    answer_tokens=answer_tokens,
+                ),
+                DocumentOptions(
+                    document=document or text,
+                    tokens=document_tokens,
+                    documents=documents,
+                    agents=task.agent_counts(agents),
+                    questions=questions,
+                    answer_tokens=answer_tokens or DocumentOptions.answer_tokens,
+                    seed=seed,
+                ),
             ),
             output=output,
             engine=engine,

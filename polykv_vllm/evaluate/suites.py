@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The suites there are."""
 
+from polykv_vllm.evaluate.document import DocumentSuite
 from polykv_vllm.evaluate.errors import EvalError
 from polykv_vllm.evaluate.perplexity import PerplexitySuite
 from polykv_vllm.evaluate.suite import Suite
+from polykv_vllm.evaluate.tasks import TASKS
 
-SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in (PerplexitySuite,)}
+_ALL: tuple[type[Suite], ...] = (PerplexitySuite, DocumentSuite, *TASKS.values())
+SUITES: dict[str, type[Suite]] = {suite.name: suite for suite in _ALL}
 """By name, in the order of a report."""
 
 

@@ -51,6 +51,7 @@ class VllmEngine:
         self.tokenizer = setup.tokenizer
         self.bytes_per_token = bytes_per_token
         self._arm = arm
+        self._owed = 0  # answers that were not yet read
         read_end, write_end = os.pipe()
         with ExitStack() as on_failure:
             self._answers = on_failure.enter_context(os.fdopen(read_end))
@@ -83,7 +84,8 @@ class VllmEngine:
             EngineError: The engine died or refused, and why.
 
         """
-        self._send(order="score", requests=[asdict(request) for request in requests])
+        orders = [asdict(request) for request in requests]
+        self._send(len(orders), order="score", requests=orders)
         for _ in requests:
             scores = self._receive()
             yield TokenScores(
@@ -129,17 +131,25 @@ class VllmEngine:
         try:
             with suppress(BrokenPipeError):
                 self._orders.close()
-            self._group.exit_code(_SHUTDOWN_S)  # it ends by itself, its input did
+            if not self._owed:  # it is idle and ends by itself, for its input did
+                self._group.exit_code(_SHUTDOWN_S)
         finally:
             self._resources.close()
 
-    def _send(self, **message: Any) -> None:
+    def _send(self, answers: int = 1, **message: Any) -> None:
+        if self._owed:
+            raise EngineError(
+                f"{self._arm.name}: {self._owed} scores of the request before were not "
+                "taken: read them all before the next"
+            )
+        self._owed = answers
         with suppress(BrokenPipeError):  # it died; that no answer comes says so
             self._orders.write(json.dumps(message).encode() + b"\n")
             self._orders.flush()
 
     def _receive(self) -> Any:
         line = self._answers.readline()
+        self._owed -= 1
         if not line:
             self._group.exit_code(_SHUTDOWN_S)
             raise EngineError(
@@ -147,6 +157,7 @@ class VllmEngine:
             )
         message = json.loads(line)
         if "error" in message:
+            self._owed = 0
             raise EngineError(f"{self._arm.name}: {message['error']}")
         return message["value"]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from polykv_vllm.keys.transform import TREATMENTS
 from polykv_vllm.models import build_model
 
 pytestmark = pytest.mark.e2e
@@ -72,6 +73,7 @@ def test_the_folder_says_what_was_measured(output: Path) -> None:
     assert settings["suites"]["perplexity"]["chunk_tokens"] == 256
     record = results["records"]["perplexity"]["polykv_k8v8"]
     assert record["engine"]["attention"] == ["PolyKVImpl"]
+    assert record["engine"]["key_treatment"] in TREATMENTS
     assert record["bytes_per_token"] == 30 * 3 * 132
     assert record["environment"]["versions"]["vllm"].startswith("0.32")
     for name in ("report.md", "kld.png", "ppl.png", "logs/bf16.log"):

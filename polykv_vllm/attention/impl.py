@@ -79,7 +79,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.set_key_transform(
             KeyTransform() if needs_weights else key_transform(options.key_treatment)
         )
-        self.has_chosen_transform = options.key_treatment in ("none", "hadamard")
+        self.has_final_transform = options.key_treatment in ("none", "hadamard")
         logger.info_once(
             "KV cache format %s: %d bytes per token and KV head (in 16 bits: %d), "
             "kernels: %s",
@@ -93,7 +93,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         """Say what keys go through before they are quantized; nothing is cached yet."""
         transform.check_shape(self.num_kv_heads, self.head_size)
         self.key_transform = transform
-        self.has_chosen_transform = True
+        self.has_final_transform = True
         self._store = ops.layer_store(self.fmt, key_transform=transform, isa=self.isa)
         self._attend = ops.layer_attention(
             self.fmt,

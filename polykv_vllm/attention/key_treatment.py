@@ -65,7 +65,7 @@ def require_key_transforms(layers: Mapping[str, Any]) -> None:
     open_layers = {
         name: layer.impl
         for name, layer in layers.items()
-        if not getattr(getattr(layer, "impl", None), "has_chosen_transform", True)
+        if not getattr(getattr(layer, "impl", None), "has_final_transform", True)
     }
     if not open_layers:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The key treatment of a transformers model, chosen as the engine chooses it."""
+"""The key treatment of a transformers model, made as the engine makes it."""
 
 from typing import Any
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from polykv_vllm.capacity import load_config
+from polykv_vllm.evaluate.arms import REFERENCE
 from polykv_vllm.evaluate.report import JSON_NAME
 from polykv_vllm.formats import get_format, is_polykv_dtype
 from polykv_vllm.models import resolve_model
@@ -56,6 +57,15 @@ def rows_of(run: dict[str, Any]) -> list[dict[str, Any]]:
             row[key] = [round(value, 6) for value in ends]
         rows.append(row)
     return rows
+
+
+def command_of(run: dict[str, Any]) -> str:
+    """Return the command that measures the same again, wherever results may lie."""
+    settings = run["settings"]
+    arms = [arm for arm in run["records"]["perplexity"] if arm != REFERENCE]
+    chunks = settings["suites"]["perplexity"]["chunks_asked"]
+    limit = "" if chunks is None else f" --max-chunks {chunks}"
+    return f"polykv eval {settings['model']} --arms {','.join(arms)}{limit}"
 
 
 def support_matrix() -> Table:
@@ -111,7 +121,7 @@ def main(
         record["measurements"] = others + rows
         environment = next(iter(run["records"]["perplexity"].values()))["environment"]
         record["runs"][rows[0]["model"]] = {
-            "command": run["command"],
+            "command": command_of(run),
             "settings": run["settings"]["suites"]["perplexity"],
             "cpu": environment["cpu"],
             "commit": environment["commit"],

@@ -49,10 +49,10 @@ def report(records: Records) -> SuiteReport:
 def _table(records: Records) -> Table:
     table = Table(
         f"Perplexity and divergence: {_text_words(records)}",
-        ["arm", "keys", "B/token", "x smaller", "PPL", "change %", "95 %"],
+        ["arm", "keys", "B/token", "ratio", "PPL", "change %", "95 %"],
         words=2,
     )
-    table.columns += ["KLD", "95 %", "KLD p99", "top-1 %", "tokens", "s/chunk"]
+    table.columns += ["KLD", "95 %", "top-1 %"]
     stock = records.get(REFERENCE, {}).get("bytes_per_token")
     for arm, record in records.items():
         figures = record["figures"]
@@ -66,10 +66,7 @@ def _table(records: Records) -> Table:
                 f"{figures['ppl']['value']:.3f}",
                 *_with_interval(figures.get("ppl_change"), 100.0, "+.2f"),
                 *_with_interval(figures.get("kld"), 1.0, ".4f"),
-                _number(figures.get("kld_p99"), 1.0, ".3f"),
                 _number(figures.get("top1", {}).get("value"), 100.0, ".2f"),
-                f"{figures['tokens']:,}",
-                f"{figures['seconds_per_chunk']:.1f}",
             ]
         )
     table.legend = (
@@ -88,7 +85,8 @@ def _text_words(records: Records) -> str:
     settings = record["settings"]
     return (
         f"{settings['text']}, {record['figures']['chunks']} x "
-        f"{settings['chunk_tokens']:,} tokens, scored from {settings['score_from']:,}"
+        f"{settings['chunk_tokens']:,} tokens, scored from {settings['score_from']:,} "
+        f"on ({record['figures']['tokens']:,} tokens)"
     )
 
 
@@ -100,7 +98,7 @@ def _with_interval(
     low, high = (_number(interval[end], factor, form) for end in ("low", "high"))
     return [
         _number(interval["value"], factor, form),
-        _NONE if low == _NONE else f"{low} .. {high}",
+        _NONE if low == _NONE else f"{low}..{high}",
     ]
 
 

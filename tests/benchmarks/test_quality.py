@@ -25,7 +25,7 @@ def run_of(model: str, *arms: str) -> dict[str, Any]:
     record = {"figures": figures, "bytes_per_token": 1104, "environment": environment}
     return {
         "command": f"polykv eval {model}",
-        "settings": {"model": model, "suites": {"perplexity": {"text": "t"}}},
+        "settings": {"model": model, "suites": {"perplexity": {"chunks_asked": 3}}},
         "records": {"perplexity": {arm: record for arm in arms}},
     }
 
@@ -72,7 +72,8 @@ def test_recording_replaces_a_model(
     assert text.startswith("before\n") and text.endswith("after\n")
     assert "old" not in text and "polykv_k8v8" not in text
     assert "| polykv_k7v4 | auto | 1,104 | +0.50 |" in text
-    assert json.loads(data.read_text())["runs"][model]["commit"] == "abc"
+    run = json.loads(data.read_text())["runs"][model]
+    assert run["command"] == f"polykv eval {model} --arms polykv_k7v4 --max-chunks 3"
 
 
 def test_a_run_without_formats_is_refused(model: str, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_table_has_the_figures(tmp_path: Path) -> None:
     assert [row[0] for row in table.rows] == list(BYTES)
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert rows["polykv"]["change %"] == "+3.05"
-    assert rows["polykv"]["x smaller"] == "2.78"
+    assert rows["polykv"]["ratio"] == "2.78"
     assert rows["polykv"]["top-1 %"] == "96.88"
     assert rows["bf16"]["KLD"] == "-"
     assert "text.txt, 4 x 64 tokens, scored from 32" in table.title

@@ -72,6 +72,7 @@ def test_stores_and_attends(make: Any, sliding_window: int | None) -> None:
         fmt,
         SCALE,
         sliding_window or -1,
+        key_transform=impl.key_transform,
         isa="scalar",
     )
     assert torch.equal(output, expected)

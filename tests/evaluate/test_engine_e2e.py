@@ -87,8 +87,10 @@ def test_scores_are_vllms_own_but_for_the_rounding_of_its_logits(
     own = [prompt_nll(engine, first), prompt_nll(engine, second)[99:]]
     for ours, theirs in zip(found, own, strict=True):
         assert ours.shape == theirs.shape
-        # Logits up to 32 in bf16 are off by up to 2^-4, the log-sum by less.
-        assert np.abs(ours - theirs).max() < 2**-3
+        # Logits up to 32 in bf16 are off by up to 2^-4, the log-sum by less; and the
+        # two runs share steps with other requests, whose bf16 products round otherwise.
+        assert np.abs(ours - theirs).max() < 2**-2
+        assert np.median(np.abs(ours - theirs)) < 2**-5
         assert abs(ours.mean() - theirs.mean()) < 0.01
 
 

@@ -16,9 +16,10 @@ import typer
 from polykv_vllm.capacity import load_config
 from polykv_vllm.evaluate.arms import REFERENCE
 from polykv_vllm.evaluate.report import JSON_NAME
-from polykv_vllm.formats import get_format, is_polykv_dtype
+from polykv_vllm.formats import FORMATS, get_format, is_polykv_dtype
+from polykv_vllm.keys import AUTO
 from polykv_vllm.models import resolve_model
-from polykv_vllm.quality import QUALITY_FILE, measurements
+from polykv_vllm.quality import QUALITY_FILE, Measurement, measurements
 from polykv_vllm.reporting.files import write_json
 from polykv_vllm.reporting.table import Table
 from polykv_vllm.support import check_model
@@ -47,7 +48,7 @@ def rows_of(run: dict[str, Any]) -> list[dict[str, Any]]:
             "architecture": support.architecture,
             "head_size": support.head_size,
             "kv_cache_dtype": get_format(name).name,
-            "key_treatment": treatment or "auto",
+            "key_treatment": treatment or AUTO,
             "bytes_per_token": record["bytes_per_token"],
             "top1": round(figures["top1"]["value"], 4),
             "tokens": figures["tokens"],
@@ -74,7 +75,7 @@ def support_matrix() -> Table:
     columns += ["dPPL %", "95 %", "KLD", "95 %", "top-1 %", "verdict"]
     table = Table("Support matrix", columns, words=5)
     before = None
-    for each in measurements():
+    for each in sorted(measurements(), key=_place):
         if before not in (None, each.model):
             table.groups.add(len(table.rows))
         before = each.model
@@ -97,6 +98,17 @@ def support_matrix() -> Table:
             ]
         )
     return table
+
+
+def _place(each: Measurement) -> tuple[int, int, bool]:
+    """Models as they were recorded, formats as they are listed, `auto` first."""
+    models = [other.model for other in measurements()]
+    formats = list(FORMATS)
+    return (
+        models.index(each.model),
+        formats.index(each.kv_cache_dtype),
+        each.key_treatment != AUTO,
+    )
 
 
 def write_document() -> None:

@@ -113,7 +113,7 @@ install_vllm() {
 install_polykv() {
     say "building the kernels and installing polykv-vllm (editable)"
     pip install "setuptools>=77,<81"
-    with_dots pip install --no-build-isolation --editable ".[bench,demo,dev]"
+    with_dots pip install --no-build-isolation --editable ".[bench,demo,dev,eval]"
 }
 
 python=$(find_python)

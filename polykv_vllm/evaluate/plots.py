@@ -95,11 +95,13 @@ def draw_cost(
     _draw_dots(axes, dots, is_log)
     for floor in floors:
         axes.axhline(floor.value, color=_STOCK, linestyle=":", linewidth=1.2)
+        below = not is_log and floor.value < 0  # the words stay clear of the zero line
         axes.annotate(
             f"{floor.arm}: noise of bf16 itself",
             (0.005, floor.value),
             xycoords=("axes fraction", "data"),
-            xytext=(0, 3),
+            xytext=(0, -3 if below else 3),
+            va="top" if below else "bottom",
             textcoords="offset points",
             fontsize=8,
             color=_STOCK,

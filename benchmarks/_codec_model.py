@@ -17,7 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from benchmarks._codec_variants import Variant
 from polykv_vllm.evaluate.scoring import Head
 from polykv_vllm.hf.projections import read_projections
-from polykv_vllm.keys import KeyTransform, key_transform
+from polykv_vllm.keys import TREATMENTS, KeyTransform, key_transform
 
 _IMPLEMENTATION = "polykv_codec_study"
 _QUANTILES = torch.tensor([0.05, 0.5, 0.95, 1.0])
@@ -90,7 +90,11 @@ class StudyModel:
             path, dtype=torch.bfloat16, attn_implementation=_IMPLEMENTATION
         ).eval()
         self.head = Head(self.model.get_output_embeddings().weight.detach())
-        self._projections = read_projections(self.model)
+        projections = read_projections(self.model)
+        self._transforms = {
+            treatment: [key_transform(treatment, each) for each in projections]
+            for treatment in TREATMENTS
+        }
 
     @torch.inference_mode()
     def hidden(
@@ -98,9 +102,7 @@ class StudyModel:
     ) -> tuple[torch.Tensor, list[list[float]]]:
         """Return the states that predict `tokens[begin:]`, and the rows' RMS."""
         treatment = "none" if variant is None else variant.treatment
-        cache = SimulatedCache(
-            variant, [key_transform(treatment, each) for each in self._projections]
-        )
+        cache = SimulatedCache(variant, self._transforms[treatment])
         states = self.model.base_model(
             torch.tensor([tokens]), past_key_values=cache, use_cache=True
         ).last_hidden_state[0]

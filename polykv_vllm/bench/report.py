@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from polykv_vllm.bench.measure import COLD, WARM
 from polykv_vllm.bench.plots import draw_all
@@ -14,6 +13,7 @@ from polykv_vllm.bench.summary import CaseArm, Summary
 from polykv_vllm.bench.tables import all_tables
 from polykv_vllm.reporting.environment import headline
 from polykv_vllm.reporting.files import write_json
+from polykv_vllm.reporting.show import show_run
 
 JSON_NAME, MARKDOWN_NAME = "report.json", "report.md"
 
@@ -28,16 +28,9 @@ def write(summary: Summary, output: Path, command: str) -> None:
 
 def show(summary: Summary, output: Path, console: Console) -> None:
     """Print all tables, what is wrong, and where the files are."""
-    for table in all_tables(summary):
-        console.print()
-        table.print(console)
-    console.print()
-    for note in summary.notes:
-        console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
-    for problem in summary.problems:
-        console.print(f"[bold red]error:[/] {escape(problem)}", highlight=False)
-    names = [JSON_NAME, MARKDOWN_NAME, *sorted(p.name for p in output.glob("*.png"))]
-    console.print(f"in {output}: {', '.join(names)}", highlight=False)
+    files = (JSON_NAME, MARKDOWN_NAME)
+    tables = all_tables(summary)
+    show_run(console, output, tables, summary.notes, summary.problems, files)
 
 
 def as_record(summary: Summary, command: str) -> dict[str, Any]:

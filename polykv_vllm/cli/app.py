@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 
 from polykv_vllm import __version__
 from polykv_vllm.cli.bench import bench
+from polykv_vllm.cli.common import fail
 from polykv_vllm.cli.evaluate import evaluate
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import DEFAULT_MODEL, MODELS
@@ -35,13 +35,6 @@ KVCacheDtype = Annotated[
         "--kv-cache-dtype", metavar="DTYPE", help=f"One of {', '.join(CACHE_DTYPES)}."
     ),
 ]
-
-
-def fail(error: object) -> typer.Exit:
-    """Print an error and return what ends the command with exit code 1."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    console.print("[bold red]error:[/]", escape(str(error)))
-    return typer.Exit(1)
 
 
 def _print_version(wanted: bool) -> None:

@@ -8,12 +8,12 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from polykv_vllm.cli.common import Fresh, ReportOnly, Threads, fail, table_console
+
 bench = typer.Typer(
     help="Servers side by side, driven by vLLM's own benchmark client.",
     no_args_is_help=True,
 )
-
-_WIDTH = 150  # of tables where the output is no terminal
 
 
 @bench.callback()
@@ -42,9 +42,7 @@ def agents(
     cache_mib: Annotated[
         int | None, typer.Option(help="--kv-cache-memory-bytes, MiB.", min=1)
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Compute threads of the engine.", min=1)
-    ] = None,
+    threads: Threads = None,
     prompts_dir: Annotated[
         Path | None,
         typer.Option(help="Folder of agent prompts instead of synthetic ones."),
@@ -57,12 +55,8 @@ def agents(
         int | None,
         typer.Option(help="Port of the first server; default: free ones.", min=1),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete earlier results of the folder.")
-    ] = False,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Measure nothing; report again.")
-    ] = False,
+    fresh: Fresh = False,
+    report_only: ReportOnly = False,
 ) -> None:
     """Many agents behind one system prompt: vLLM's caches beside polykv's.
 
@@ -74,9 +68,7 @@ def agents(
     from polykv_vllm.bench.errors import BenchError
     from polykv_vllm.models import ModelBuildError
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = table_console()
     if show_list:
         _print_list(console)
         return
@@ -101,9 +93,7 @@ def agents(
     try:
         is_good = run_agents(options, console)
     except (BenchError, ModelBuildError) as error:
-        message = Console(stderr=True, soft_wrap=True, highlight=False)
-        message.print("[bold red]error:[/]", escape(str(error)))
-        raise typer.Exit(1) from None
+        raise fail(error) from None
     except KeyboardInterrupt:
         console.print("interrupted: finished runs are kept, the same command goes on")
         raise typer.Exit(130) from None

@@ -5,13 +5,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from polykv_vllm.cli import task_options as task
+from polykv_vllm.cli.common import Fresh, ReportOnly, Threads, fail, table_console
 from polykv_vllm.models import DEFAULT_MODEL
 
-_WIDTH = 150  # of tables where the output is no terminal
 _QUICK_CHUNKS = 4
 
 
@@ -54,9 +52,7 @@ def evaluate(
     engine: Annotated[
         str, typer.Option(help="vllm, or hf: transformers in fp32, for checking.")
     ] = "vllm",
-    threads: Annotated[
-        int | None, typer.Option(help="Compute threads of the engine.", min=1)
-    ] = None,
+    threads: Threads = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -64,12 +60,8 @@ def evaluate(
             help=f"{DEFAULT_MODEL}, {_QUICK_CHUNKS} chunks: within 10 minutes.",
         ),
     ] = False,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Delete earlier results of the folder.")
-    ] = False,
-    report_only: Annotated[
-        bool, typer.Option("--report-only", help="Measure nothing; report again.")
-    ] = False,
+    fresh: Fresh = False,
+    report_only: ReportOnly = False,
     data: task.Data = None,
     items: task.Items = 20,
     seed: task.Seed = 0,
@@ -108,9 +100,7 @@ def evaluate(
     from polykv_vllm.evaluate.suites import suites_named
     from polykv_vllm.models import ModelBuildError
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDTH)
+    console = table_console()
     try:
         if model is None and not quick:
             raise EvalError("which model? Name one, or --quick")
@@ -164,9 +154,7 @@ def evaluate(
         )
         is_good = run_evaluation(options, console)
     except (EvalError, ModelBuildError) as error:
-        message = Console(stderr=True, soft_wrap=True, highlight=False)
-        message.print("[bold red]error:[/]", escape(str(error)))
-        raise typer.Exit(1) from None
+        raise fail(error) from None
     except KeyboardInterrupt:
         console.print("interrupted: what is finished is kept, the same command goes on")
         raise typer.Exit(130) from None

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from polykv_vllm.evaluate.arms import REFERENCE
 from polykv_vllm.evaluate.results import RunStore
@@ -16,6 +15,7 @@ from polykv_vllm.evaluate.suites import SUITES
 from polykv_vllm.reporting.environment import headline
 from polykv_vllm.reporting.figure import DPI, STYLE
 from polykv_vllm.reporting.files import write_json
+from polykv_vllm.reporting.show import show_run
 
 JSON_NAME, MARKDOWN_NAME = "results.json", "report.md"
 
@@ -73,18 +73,9 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print all tables, what is wrong, and where the files are."""
-        for report in self.suites.values():
-            for table in report.tables:
-                console.print()
-                table.print(console)
-        console.print()
-        for note in self.notes:
-            console.print(f"[yellow]note:[/] {escape(note)}", highlight=False)
-        for problem in self.problems:
-            console.print(f"[bold red]error:[/] {escape(problem)}", highlight=False)
-        pictures = sorted(path.name for path in self.store.path.glob("*.png"))
-        names = ", ".join([JSON_NAME, MARKDOWN_NAME, *pictures])
-        console.print(f"in {self.store.path}: {names}", highlight=False)
+        tables = [table for report in self.suites.values() for table in report.tables]
+        files = (JSON_NAME, MARKDOWN_NAME)
+        show_run(console, self.store.path, tables, self.notes, self.problems, files)
 
     def _draw(self) -> list[str]:
         import matplotlib

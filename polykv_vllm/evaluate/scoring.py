@@ -8,7 +8,7 @@ exact there; only their sum is rounded.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -42,11 +42,13 @@ class Head:
             hidden: Each `[rows, hidden_size]` fp32; the weights are read once for all.
 
         """
+        # The states first: a whole head of fp32 need not be looked at then.
+        is_bf16 = all(map(_is_bf16, (*hidden, self.weight)))
         for begin in range(0, self.weight.shape[0], _BLOCK_TOKENS):
             block = slice(begin, begin + _BLOCK_TOKENS)
             weight = self.weight[block].float().T
             bias = None if self.bias is None else self.bias[block].float()
-            with _bf16_products(weight, *hidden):
+            with _bf16_products() if is_bf16 else nullcontext():
                 logits = [rows @ weight for rows in hidden]
             yield begin, [self._finish(each, bias) for each in logits]
 
@@ -58,15 +60,21 @@ class Head:
         return logits.mul_(self.scale) if self.scale != 1.0 else logits
 
 
+def _is_bf16(numbers: Tensor) -> bool:
+    """Whether bf16 holds all of them."""
+    if numbers.dtype == torch.bfloat16:
+        return True
+    return torch.equal(numbers.bfloat16().to(numbers.dtype), numbers)
+
+
 @contextmanager
-def _bf16_products(*factors: Tensor) -> Iterator[None]:
+def _bf16_products() -> Iterator[None]:
     """Let the CPU multiply numbers that are bf16 already as such, with fp32 sums.
 
     The result is the same; on a CPU with matrix units for bf16 it takes half the time.
     """
     precision = torch.backends.mkldnn.matmul.fp32_precision
-    if all(torch.equal(each.bfloat16().to(each.dtype), each) for each in factors):
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
         yield
     finally:

@@ -23,7 +23,8 @@ TREATMENTS: tuple[str, ...] = (
     "hadamard",
     "channel_scale_hadamard",
 )
-"""Names of the treatments, as options and format identities spell them."""
+"""Names of the treatments, as options and format identities spell them; the number of a
+name is 1 for scales, 2 for the Hadamard transform, 3 for both."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +56,7 @@ class KeyTransform:
     @property
     def treatment(self) -> str:
         """The name, one of `TREATMENTS`."""
-        parts = (self.scales is not None, self.rotate)
-        return dict(
-            zip(
-                ((False, False), (True, False), (False, True), (True, True)),
-                TREATMENTS,
-                strict=True,
-            )
-        )[parts]
+        return TREATMENTS[(self.scales is not None) + 2 * self.rotate]
 
     def check_shape(self, num_kv_heads: int, head_dim: int) -> None:
         """Raise ValueError unless the scales are those of such a cache."""

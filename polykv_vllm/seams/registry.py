@@ -10,6 +10,7 @@ from polykv_vllm.seams import (
     engine_config,
     key_treatment,
     kv_cache_dtype,
+    layer_cache_dtype,
     metrics_registry,
     scheduler,
 )
@@ -26,6 +27,7 @@ GUARD = engine_config.SEAM
 SEAMS: tuple[Seam, ...] = (
     kv_cache_dtype.SEAM,
     attention_backend.SEAM,
+    layer_cache_dtype.SEAM,
     key_treatment.SEAM,
     metrics_registry.SEAM,
     scheduler.SEAM,

@@ -105,6 +105,24 @@ class TestExtension:
         layers = self.compilation_config.static_forward_context  # type: ignore
         return {name: list(layer.kv_cache.shape) for name, layer in layers.items()}
 
+    def polykv_layers(self) -> list[dict[str, Any]]:
+        """What each attention layer is, and the bytes of its cache."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return [
+            {
+                "name": name,
+                "impl": type(layer.impl).__name__,
+                "num_heads": layer.impl.num_heads,
+                "num_kv_heads": layer.impl.num_kv_heads,
+                "head_size": layer.impl.head_size,
+                "sliding_window": max(layer.impl.sliding_window, 0),
+                "treatment": layer.impl.key_transform.treatment,
+                "cache_bytes": layer.kv_cache.nbytes,
+            }
+            for name, layer in layers.items()
+            if hasattr(layer, "impl")
+        ]
+
     def polykv_touch_cache(self) -> None:
         """Write to every cache page, so that using it later takes no new memory."""
         layers = self.compilation_config.static_forward_context  # type: ignore
@@ -121,7 +139,7 @@ class TestExtension:
     def _impls(self) -> list[Any]:
         """Return the layers with one of our caches, in the order they run."""
         layers = self.compilation_config.static_forward_context  # type: ignore
-        impls = [layer.impl for layer in layers.values()]
+        impls = [getattr(layer, "impl", None) for layer in layers.values()]
         return [impl for impl in impls if hasattr(impl, "_store")]
 
     def _replace(self, impl: Any, **members: Any) -> None:

@@ -61,6 +61,7 @@ class TestExtension:
                 impl.scale,
                 impl.sliding_window,
                 key_transform=impl.key_transform,
+                logits=impl._logits,
                 isa="reference",
             )
             store = ops.layer_store(

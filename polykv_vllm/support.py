@@ -172,8 +172,6 @@ def attention_reasons(
     """
     served = "served is causal attention, full or with a sliding window"
     found = []
-    if getattr(hf_config, "attn_logit_softcapping", None):
-        found.append("caps attention logits (attn_logit_softcapping)")
     if getattr(hf_config, "use_bidirectional_attention", False):
         found.append("attends in both directions (use_bidirectional_attention)")
     if getattr(hf_config, "is_causal", True) is False:

@@ -73,14 +73,13 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
         The answer; all reasons are given, not only the first.
 
     """
-    num_heads = _number(hf_config, "num_attention_heads")
-    head_size = _number(hf_config, "head_dim")
-    if not head_size and num_heads:
-        head_size = _number(hf_config, "hidden_size") // num_heads
-    num_layers = _number(hf_config, "num_hidden_layers")
-    layer_types = list(getattr(hf_config, "layer_types", None) or ())
+    text_config = getattr(hf_config, "text_config", None) or hf_config
+    num_heads = _number(text_config, "num_attention_heads")
+    head_size = _head_size(text_config, num_heads)
+    num_layers = _number(text_config, "num_hidden_layers")
+    layer_types = list(getattr(text_config, "layer_types", None) or ())
     num_linear = layer_types.count("linear_attention")
-    window = _sliding_window(hf_config)
+    window = _sliding_window(text_config)
     num_sliding = layer_types.count("sliding_attention")
     if not layer_types and window:
         num_sliding = num_layers
@@ -92,7 +91,7 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
         reasons=(
             *format_reasons,
             *_architecture_reasons(hf_config),
-            *attention_reasons(hf_config, _served_layer_types(hf_config)),
+            *attention_reasons(text_config, _served_layer_types(hf_config)),
             *_shape_reasons(num_layers, num_heads, head_size, fmt),
         ),
         architecture=_architecture(hf_config),
@@ -102,7 +101,7 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
         num_sliding_layers=num_sliding,
         sliding_window=window if num_sliding else None,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(hf_config) or num_heads,
+        num_kv_heads=_num_kv_heads(text_config) or num_heads,
         head_size=head_size,
     )
 
@@ -110,6 +109,17 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
 def _number(hf_config: Any, name: str) -> int:
     value = getattr(hf_config, name, None)
     return value if isinstance(value, int) else 0
+
+
+def _head_size(hf_config: Any, num_heads: int) -> int:
+    """Return the head size, 0 where the config does not say or layers differ in it."""
+    try:
+        head_size = _number(hf_config, "head_dim")
+    except RuntimeError:  # transformers refuses: it is an attribute of each layer
+        return 0
+    if not head_size and num_heads:
+        return _number(hf_config, "hidden_size") // num_heads
+    return head_size
 
 
 def _num_kv_heads(hf_config: Any) -> int:
@@ -151,7 +161,7 @@ def _architecture_reasons(hf_config: Any) -> list[str]:
     architecture = _architecture(hf_config)
     if architecture in REFUSED:
         reasons.append(f"the architecture {architecture} {REFUSED[architecture]}")
-    elif architecture not in ARCHITECTURES:
+    elif architecture not in ARCHITECTURES and not reasons:
         known = ", ".join(sorted(set(ARCHITECTURES.values())))
         reasons.append(
             f"the architecture {architecture} is not served: it was not tested; "
@@ -178,8 +188,6 @@ def attention_reasons(
         found.append("is not causal (is_causal)")
     if getattr(hf_config, "dual_chunk_attention_config", None):
         found.append("uses dual chunk attention (dual_chunk_attention_config)")
-    if getattr(hf_config, "alibi", False):
-        found.append("biases scores by distance (alibi)")
     others = set(getattr(hf_config, "layer_types", None) or ()) - layer_types
     if others:
         found.append(f"has layers of type {', '.join(sorted(others))}")
@@ -190,9 +198,8 @@ def _shape_reasons(
     num_layers: int, num_heads: int, head_size: int, fmt: FormatSpec | None
 ) -> list[str]:
     if not (num_layers and num_heads and head_size):
-        return [
-            "its config lacks num_hidden_layers, num_attention_heads or the head size"
-        ]
+        lacking = "num_hidden_layers, num_attention_heads or one head size for all"
+        return [f"its config lacks {lacking}"]
     if fmt is None:
         return []
     try:

@@ -44,6 +44,9 @@ class Family:
         dtype: Of the activations.
         note: What is special, for docs/support.md.
         options: Of the engine.
+        treatment: What the layers' keys go through; "hadamard" where the projection
+            that makes the keys cannot be read (docs/keys.md).
+        refused: A part of the reason why it is not served.
 
     """
 
@@ -54,6 +57,8 @@ class Family:
     dtype: str = "float32"
     note: str = ""
     options: dict[str, Any] = field(default_factory=dict)
+    treatment: str = "channel_scale_hadamard"
+    refused: str = ""
 
     def config(self) -> Any:
         """Return the transformers config."""
@@ -106,8 +111,20 @@ SERVED: dict[str, Family] = {
         "PhiForCausalLM",
         {"num_key_value_heads": None},
         note="half of the channels are rotated",
+        treatment="hadamard",
     ),
     "gemma": Family("gemma", "GemmaForCausalLM", {"head_dim": 256}),
+    "gemma2": Family(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        {
+            **FULL_AND_SLIDING,
+            "head_dim": 256,
+            "query_pre_attn_scalar": 64,
+            "attn_logit_softcapping": 2.0,
+        },
+        note="a soft cap",
+    ),
     "gemma3-text": Family(
         "gemma3_text", "Gemma3ForCausalLM", {**FULL_AND_SLIDING, "head_dim": 256}
     ),
@@ -116,15 +133,30 @@ SERVED: dict[str, Family] = {
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": None},
         note="a quarter of the channels is rotated",
+        treatment="hadamard",
+    ),
+    "gpt-oss": Family(
+        "gpt_oss",
+        "GptOssForCausalLM",
+        {
+            **SLIDING,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "num_local_experts": 4,
+            "head_dim": 64,
+        },
+        note="attention sinks",
     ),
     "olmo": Family("olmo", "OlmoForCausalLM"),
-    "olmo2": Family("olmo2", "Olmo2ForCausalLM"),
-    "olmo3": Family("olmo3", "Olmo3ForCausalLM", FULL_AND_SLIDING),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", treatment="hadamard"),
+    "olmo3": Family(
+        "olmo3", "Olmo3ForCausalLM", FULL_AND_SLIDING, treatment="hadamard"
+    ),
     "falcon-7b": Family(
         "falcon",
         "FalconForCausalLM",
         {"num_key_value_heads": None, "multi_query": True, "bias": False},
         note="parallel attention and MLP",
+        treatment="hadamard",
     ),
     "falcon-40b": Family(
         "falcon",
@@ -135,6 +167,21 @@ SERVED: dict[str, Family] = {
             "num_kv_heads": 2,
             "bias": False,
         },
+        treatment="hadamard",
+    ),
+    "falcon-rw": Family(
+        "falcon",
+        "FalconForCausalLM",
+        {"num_key_value_heads": None, "multi_query": False, "alibi": True},
+        note="ALiBi",
+        treatment="hadamard",
+    ),
+    "bloom": Family(
+        "bloom",
+        "BloomForCausalLM",
+        {"n_layer": 3, "n_head": 4, "num_key_value_heads": None},
+        note="ALiBi",
+        treatment="hadamard",
     ),
     "qwen3-next": Family(
         "qwen3_next",
@@ -151,6 +198,59 @@ SERVED: dict[str, Family] = {
         },
         dtype="bfloat16",
         note="vLLM's linear attention on the CPU takes bf16 only",
+        treatment="hadamard",
+    ),
+}
+
+
+REFUSED: dict[str, Family] = {
+    "deepseek-v2": Family("deepseek_v2", "DeepseekV2ForCausalLM", refused="MLA"),
+    "deepseek-v3": Family("deepseek_v3", "DeepseekV3ForCausalLM", refused="MLA"),
+    "t5": Family(
+        "t5", "T5ForConditionalGeneration", {"d_kv": 64}, refused="encoder-decoder"
+    ),
+    "whisper": Family(
+        "whisper",
+        "WhisperForConditionalGeneration",
+        {"d_model": 256},
+        refused="encoder-decoder",
+    ),
+    "bert": Family("bert", "BertModel", refused="BertModel is not served"),
+    "mamba": Family("mamba", "MambaForCausalLM", refused="has no attention"),
+    "mamba2": Family(
+        "mamba2",
+        "Mamba2ForCausalLM",
+        {"head_dim": 64, "num_heads": 8},
+        refused="has no attention",
+    ),
+    "jamba": Family("jamba", "JambaForCausalLM", refused="Mamba layers"),
+    "falcon-h1": Family("falcon_h1", "FalconH1ForCausalLM", refused="Mamba layers"),
+    "nemotron-h": Family("nemotron_h", "NemotronHForCausalLM", refused="Mamba layers"),
+    "mpt": Family("mpt", "MptForCausalLM", refused="is not in vLLM 0.32"),
+    "gemma3": Family(
+        "gemma3",
+        "Gemma3ForConditionalGeneration",
+        {"text_config": _SHAPE | FULL_AND_SLIDING | {"head_dim": 256}},
+        refused="the tokens of an image attend to later ones",
+    ),
+    "gemma3n": Family(
+        "gemma3n", "Gemma3nForConditionalGeneration", refused="shares keys and values"
+    ),
+    "gemma4": Family(
+        "gemma4", "Gemma4ForConditionalGeneration", refused="heads of different sizes"
+    ),
+    "llama4": Family(
+        "llama4", "Llama4ForConditionalGeneration", refused="attends in chunks"
+    ),
+    "qwen2-vl": Family("qwen2_vl", "Qwen2VLForConditionalGeneration", refused="tested"),
+    "gpt2": Family("gpt2", "GPT2LMHeadModel", refused="it was not tested"),
+    "opt": Family("opt", "OPTForCausalLM", refused="it was not tested"),
+    "cohere2": Family("cohere2", "Cohere2ForCausalLM", refused="it was not tested"),
+    "bidirectional": Family(
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        {"use_bidirectional_attention": True, "head_dim": 256},
+        refused="both directions",
     ),
 }
 
@@ -158,14 +258,17 @@ SERVED: dict[str, Family] = {
 def save_family(directory: Path, family: Family) -> Path:
     """Write the model with random weights, norms and biases, and no tokenizer."""
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(family.config())
+    config = family.config()
+    model = getattr(transformers, family.architecture)(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+            elif name.endswith("sinks"):
+                parameter.normal_(0, 2)
             elif name.endswith("bias"):
                 parameter.normal_(0, 0.2)
     model.save_pretrained(directory)

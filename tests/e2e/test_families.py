@@ -70,6 +70,7 @@ def test_family(name: str, result: Callable[[str], dict[str, Any]]) -> None:
     assert len(layers) == support.num_layers
     shapes = {(x["num_heads"], x["num_kv_heads"], x["head_size"]) for x in layers}
     assert shapes == {(support.num_heads, support.num_kv_heads, support.head_size)}
+    assert {x["treatment"] for x in layers} == {family.treatment}
     windows = [x["sliding_window"] for x in layers if x["sliding_window"]]
     assert len(windows) == support.num_sliding_layers
     assert set(windows) <= {support.sliding_window}

@@ -60,6 +60,11 @@ class Family:
     treatment: str = "channel_scale_hadamard"
     refused: str = ""
 
+    @property
+    def is_moe(self) -> bool:
+        """Whether tokens choose experts."""
+        return "num_experts_per_tok" in self.changes
+
     def config(self) -> Any:
         """Return the transformers config."""
         from transformers import AutoConfig
@@ -79,12 +84,25 @@ SERVED: dict[str, Family] = {
     ),
     "llama-bf16": Family("llama", "LlamaForCausalLM", {}, "polykv_k8v3", "bfloat16"),
     "llama-fp16": Family("llama", "LlamaForCausalLM", {}, "polykv_k7v4", "float16"),
-    "mistral": Family("mistral", "MistralForCausalLM", SLIDING),
-    "mixtral": Family("mixtral", "MixtralForCausalLM", {"num_local_experts": 4}),
+    "mistral": Family(
+        "mistral",
+        "MistralForCausalLM",
+        {
+            **SLIDING,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "head_dim": 64,
+        },
+    ),
+    "mixtral": Family(
+        "mixtral",
+        "MixtralForCausalLM",
+        {"num_local_experts": 4, "num_experts_per_tok": 2},
+    ),
     "qwen2": Family(
         "qwen2",
         "Qwen2ForCausalLM",
-        {"hidden_size": 512, "initializer_range": 0.05},
+        {"hidden_size": 896, "num_attention_heads": 14, "initializer_range": 0.04},
         "polykv_k7v4",
     ),
     "qwen2-moe": Family(
@@ -92,7 +110,12 @@ SERVED: dict[str, Family] = {
         "Qwen2MoeForCausalLM",
         {**MOE, "shared_expert_intermediate_size": 128},
     ),
-    "qwen3": Family("qwen3", "Qwen3ForCausalLM", {"head_dim": 128}, "polykv_k7v4"),
+    "qwen3": Family(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 1},
+        "polykv_k7v4",
+    ),
     "qwen3-moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", {**MOE, "head_dim": 64}),
     "phi3": Family("phi3", "Phi3ForCausalLM", SLIDING),
     "phi4-mini": Family(
@@ -142,6 +165,7 @@ SERVED: dict[str, Family] = {
             **SLIDING,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "num_local_experts": 4,
+            "num_experts_per_tok": 2,
             "head_dim": 64,
         },
         note="attention sinks",

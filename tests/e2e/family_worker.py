@@ -40,6 +40,7 @@ def try_family(name: str, directory: Path) -> dict[str, Any]:
         stock = engine.score(prompt)
         found = {"stock_capacity_tokens": engine.capacity_tokens()}
     with one_process_engine(Engine(model, family.kv_cache_dtype, **options)) as engine:
+        first = engine.score(prompt)
         found |= {
             "layers": engine.call("polykv_layers"),
             "block_size": engine.cache_config.block_size,
@@ -50,6 +51,7 @@ def try_family(name: str, directory: Path) -> dict[str, Any]:
         miss = engine.score(prompt)
         hit = engine.score(prompt, read_cache=True)
     return found | {
+        "first_difference": miss.max_difference(first),
         "cached_tokens": hit.num_cached_tokens,
         "hit_difference": hit.max_difference(miss),
         "stock_difference": miss.mean_difference(stock),

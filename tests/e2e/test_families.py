@@ -22,8 +22,10 @@ from tests.families import SERVED
 
 UNIT = {"float32": 2**-14, "bfloat16": 2**-9, "float16": 2**-12}
 # Mean distance of a log-probability from vLLM's own cache, in nats: what quantization
-# does to random weights. A window or a scale left out gives more than one nat.
-STOCK_TOLERANCE = {"k8v8": 0.05, "k8v4": 0.25, "k7v4": 0.25, "k8v3": 0.4}
+# does to random weights. Without its soft cap, ALiBi or sinks a model of the table is
+# 0.07 to 0.9 away with k8v8, with another window or scale 0.02 to 2.
+STOCK_TOLERANCE = {"k8v8": 0.05, "k8v4": 0.25, "k7v4": 0.25, "k8v3": 0.5}
+MOE_FACTOR = 2  # near a tie, a token goes to another expert
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,13 +51,24 @@ def result(
         def wait(name: str) -> dict[str, Any]:
             path: Path = directory / f"{name}.json"
             while not path.exists():
-                assert process.poll() is None, (directory / "log").read_text()[-4000:]
+                has_ended = process.poll() is not None
+                if has_ended and not path.exists():
+                    pytest.fail((directory / "log").read_text()[-4000:])
                 time.sleep(0.1)
             found = json.loads(path.read_text())
             assert "error" not in found, found["error"]
             return dict(found)
 
         yield wait
+
+
+def test_the_table_has_every_kind_of_group() -> None:
+    """Case 14: heads and KV heads are mixed up where few shapes are tried."""
+    configs = (family.config() for family in SERVED.values())
+    supports = [check_model(config, "polykv") for config in configs]
+    assert {x.num_kv_heads for x in supports} >= {1, 2, 3, 4}
+    groups = {x.num_heads // x.num_kv_heads for x in supports}
+    assert groups >= {1, 2, 3, 4, 7, 8}
 
 
 @pytest.mark.parametrize("name", SERVED)
@@ -85,7 +98,12 @@ def test_family(name: str, result: Callable[[str], dict[str, Any]]) -> None:
     block_size = found["block_size"]
     assert found["cached_tokens"] == CHUNK_TOKENS // block_size * block_size > 0
     assert found["hit_difference"] == 0.0
+    # Case 15: the first request after the start is like a later one.
+    assert found["first_difference"] == 0.0
     # Nothing of the model's attention is left out.
     fmt = support.fmt
     assert fmt is not None
-    assert 0 < found["stock_difference"] < STOCK_TOLERANCE[fmt.name.split("_")[1]]
+    tolerance = STOCK_TOLERANCE[fmt.name.split("_")[1]]
+    if family.is_moe:
+        tolerance *= MOE_FACTOR
+    assert 0 < found["stock_difference"] < tolerance

@@ -133,6 +133,12 @@ class TestExtension:
             if hasattr(layer, "impl")
         ]
 
+    def polykv_cache_storages(self) -> list[list[int]]:
+        """Address and bytes of the memory behind each layer's cache."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        storages = [layer.kv_cache.untyped_storage() for layer in layers.values()]
+        return [[storage.data_ptr(), storage.nbytes()] for storage in storages]
+
     def polykv_touch_cache(self) -> None:
         """Write to every cache page, so that using it later takes no new memory."""
         layers = self.compilation_config.static_forward_context  # type: ignore

@@ -123,6 +123,7 @@ SERVED: dict[str, Family] = {
         "Phi3ForCausalLM",
         {
             "hidden_size": 512,
+            "initializer_range": 0.05,
             "num_key_value_heads": 1,
             "partial_rotary_factor": 0.75,
             "sliding_window": None,

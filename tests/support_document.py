@@ -45,7 +45,9 @@ _LIMITS = """\
 - *MPT* is no longer in vLLM.
 - *Qwen3-Next*: vLLM's linear attention on the CPU takes bf16 only. Its states stay
   uncompressed, in pages of the size of the attention layers' pages: vLLM grows the
-  block until it holds a state, and prefixes are shared in such blocks.
+  block until it holds a state, and prefixes are shared in such blocks. Requests that
+  arrive together may compute the same prefix twice (`single_copy` is off), and
+  `--kv-cache-dtype-skip-layers` is refused.
 - *Falcon*: vLLM makes its layers without a cache config, so that its own fp8 cache is
   ignored in silence. polykv hands the cache dtype over (`seams/layer_cache_dtype.py`).
 - *Gemma 3, multimodal class*: vLLM's CPU attention has no mask for images, and its

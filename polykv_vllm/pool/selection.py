@@ -40,6 +40,9 @@ def select_scheduler(vllm_config: Any, options: PolyKVConfig) -> None:
         obstacle = f"--scheduler-cls {scheduler_config.scheduler_cls}"
     elif scheduler_config.async_scheduling:
         obstacle = "--async-scheduling"
+    elif vllm_config.model_config.is_hybrid:
+        # Its states are cached at few places only; waiting for one was not tested.
+        obstacle = "a model with linear attention"
     else:
         scheduler_config.scheduler_cls = SCHEDULER
         return

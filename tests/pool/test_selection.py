@@ -18,9 +18,14 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(
-    caching: bool = True, own: Any = None, asynchronous: bool = False, **options: Any
+    caching: bool = True,
+    own: Any = None,
+    asynchronous: bool = False,
+    hybrid: bool = False,
+    **options: Any,
 ) -> Any:
     config = SimpleNamespace(
+        model_config=SimpleNamespace(is_hybrid=hybrid),
         cache_config=SimpleNamespace(enable_prefix_caching=caching),
         scheduler_config=SimpleNamespace(
             scheduler_cls=own, async_scheduling=asynchronous
@@ -49,6 +54,7 @@ def test_without_prefix_caching_there_is_nothing_to_share() -> None:
     [
         ({"own": OWN}, OWN, f"--scheduler-cls {OWN}"),
         ({"asynchronous": True}, None, "--async-scheduling"),
+        ({"hybrid": True}, None, "a model with linear attention"),
     ],
 )
 def test_the_choice_of_a_user_is_kept_and_told(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polykv_vllm.errors import OptionError, UnsupportedError
+from tests.families import SERVED
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -71,6 +72,11 @@ def test_accepts_a_served_model(create: Any) -> None:
             COHERE,
             {},
             "CohereForCausalLM is not served: it was not tested; served: BLOOM",
+        ),
+        (
+            SERVED["qwen3-next"].config().to_dict(),
+            {"kv_cache_dtype_skip_layers": ["3"]},
+            "skip-layers with a model that has linear attention was not tested",
         ),
         (DEEPSEEK, {}, r"multi-head latent attention \(MLA\)"),
         (LLAMA | {"head_dim": 80}, {}, "head size 80; supported.*64, 128, 256"),

@@ -10,6 +10,7 @@ constexpr TableFn kTables[] = {
 #if defined(__x86_64__)
     amx_kernels,
     avx512_kernels,
+    avx2_kernels,
 #endif
     scalar_kernels,
 };

@@ -50,7 +50,7 @@ inline Mask tokens_mask(int64_t begin, int64_t end, int first) {
   const int64_t low = begin - first, high = end - first;
   const uint32_t upper = high >= 16 ? 0xffffu : high <= 0 ? 0u : (1u << high) - 1;
   const uint32_t lower = low >= 16 ? 0xffffu : low <= 0 ? 0u : (1u << low) - 1;
-  return static_cast<Mask>(upper & ~lower);
+  return lane_mask(upper & ~lower);
 }
 
 // The tokens of a tile that a row attends to, counted from the tile's start.

@@ -9,6 +9,7 @@ namespace {
 using VecF = __m512;
 using VecI = __m512i;
 using Mask = __mmask16;
+inline Mask lane_mask(uint32_t bits) { return static_cast<Mask>(bits); }
 
 inline int32_t bits_of(float x) {
   return _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(x)));

@@ -38,14 +38,14 @@ struct Accumulators {
   Reg sum[T][R][C];
 
   void clear() {
-    fill([](auto) { return zero_reg(); });
+    fill([](auto, auto, auto) { return zero_reg(); });
   }
-  // Every row begins with start(c).
+  // Begins with start(term, row, register).
   template <typename Fn>
   void fill(Fn start) {
     unrolled<T>([&](auto t) {
       unrolled<R>([&](auto r) {
-        unrolled<C>([&](auto c) { sum[t][r][c] = start(c); });
+        unrolled<C>([&](auto c) { sum[t][r][c] = start(t, r, c); });
       });
     });
   }

@@ -14,6 +14,10 @@ struct TileConfig {
   TileConfig() {}
 };
 
+inline void store_prob(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  store_u16_pairs(high, low, x, unit);
+}
+
 // The order 0, 2, 1, 3 in each group of four int16.
 inline __m256i pair_order(__m256i a) {
   return _mm256_shufflelo_epi16(_mm256_shufflehi_epi16(a, 0xd8), 0xd8);
@@ -88,7 +92,7 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
 }
 
 // Probabilities p as int16, four tokens of a row after the other in the order of pairs.
-// Sixteen bits do not fit: store_u16_split leaves p - 32768, 32 tokens of 64 where the
+// Sixteen bits do not fit: store_u16_pairs leaves p - 32768, 32 tokens of 64 where the
 // high bytes belong and 32 where the low ones do. The sums begin with what that lacks.
 template <int kTerms>
 struct Probabilities {
@@ -138,7 +142,7 @@ template <int D, int R, int C, int kTerms, typename Sink>
 inline void pv_block(const Probabilities<kTerms>& prob, const int8_t* levels,
                      const int32_t* start, int quads, int row, int dim, Sink sink) {
   Accumulators<1, R, C> acc;
-  acc.fill([&](auto c) {
+  acc.fill([&](auto, auto, auto c) {
     return kTerms == 2 ? load_reg(start + c * kRegLanes) : zero_reg();
   });
   for (int part = 0; part * 8 < quads; ++part) {

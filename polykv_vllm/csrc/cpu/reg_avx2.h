@@ -8,7 +8,10 @@ namespace {
 using Reg = __m256i;
 constexpr int kRegBytes = 32;
 constexpr int kRegLanes = 8;  // of 32 bits
-constexpr int kMaddRows = 4;  // with two registers each, and the operands, all 16 are in use
+// Rows of a block: the sums and the operands fit in 16 registers.
+constexpr int kDotRows = 3;
+constexpr int kOneTermRegs = 2, kTwoTermRegs = 2;  // registers of values in gemm_dot.h
+constexpr int kMaddRows = 4;
 
 inline Reg load_reg(const void* p) {
   return _mm256_loadu_si256(static_cast<const __m256i*>(p));
@@ -51,6 +54,12 @@ inline Reg madd(Reg a, Reg b) { return _mm256_madd_epi16(a, b); }
 inline Reg pair_sums(Reg a) {
   return _mm256_maddubs_epi16(_mm256_set1_epi8(1), a);
 }
+
+#ifdef POLYKV_DOT
+constexpr int kDotBias = 0;
+inline Reg dot_operand(Reg a) { return a; }
+inline Reg dot(Reg sum, Reg a, Reg b) { return _mm256_dpbusd_avx_epi32(sum, a, b); }
+#endif
 
 // Sixteen int8 that `lookup` finds by the bytes of its second argument, all below 16.
 inline Reg lookup_table(const int8_t* levels) {

@@ -123,7 +123,7 @@ inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
     const VecF p[4] = {load(x + t), load(x + t + 16), load(x + t + 32),
                        load(x + t + 48)};
     if constexpr (kTerms == 2) {
-      store_u16_split(high + t, low + t, p, unit_v);
+      store_prob(high + t, low + t, p, unit_v);
     } else {
       store_u8(high + t, p, unit_v);
     }

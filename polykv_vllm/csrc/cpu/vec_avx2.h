@@ -160,8 +160,30 @@ inline void store_i8(int8_t* p, VecI a) {
 inline VecI round_small(VecF x, VecF unit) {
   return as_int(fma(x, unit, set1(8388608.0f)));
 }
-// Only gemm_madd.h reads what these two write, so the order is its own: see there.
 inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  // Packing leaves fours of tokens 0, 2, 4, 6, 1, 3, 5, 7 in order of their halves.
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i word = _mm256_set1_epi32(0xffff), byte = _mm256_set1_epi16(255);
+#pragma GCC unroll 2
+  for (int i = 0; i < 4; i += 2) {
+    const VecI a = round_small(x[i], unit), b = round_small(x[i + 1], unit);
+    const __m256i first = _mm256_packus_epi32(_mm256_and_si256(a.lo, word),
+                                              _mm256_and_si256(a.hi, word));
+    const __m256i second = _mm256_packus_epi32(_mm256_and_si256(b.lo, word),
+                                               _mm256_and_si256(b.hi, word));
+    const __m256i top = _mm256_packus_epi16(_mm256_srli_epi16(first, 8),
+                                            _mm256_srli_epi16(second, 8));
+    const __m256i bottom = _mm256_packus_epi16(_mm256_and_si256(first, byte),
+                                               _mm256_and_si256(second, byte));
+    _mm256_storeu_si256(as_reg(high + i * 16),
+                        _mm256_permutevar8x32_epi32(top, order));
+    _mm256_storeu_si256(as_reg(low + i * 16),
+                        _mm256_permutevar8x32_epi32(bottom, order));
+  }
+}
+// The same numbers less 32768 as int16: those of 32 tokens in place of the high bytes,
+// of 32 in place of the low ones, four by four in the order 0, 2, 1, 3 (gemm_madd.h).
+inline void store_u16_pairs(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
   const __m256i order = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 2, 3, 10, 11, 6, 7, 14, 15));
   const __m256i bias = _mm256_set1_epi16(INT16_MIN);

@@ -66,7 +66,7 @@ class ExtendCacheDtype:
         edited = {}
         values = "".join(f'    "{name}",\n' for name in self.names)
         entries = "".join(f'    "{name}": torch.uint8,\n' for name in self.names)
-        for (module, name), lines in {(_MODULE, _NAME): values, _TABLE: entries}.items():
+        for (module, name), lines in (((_MODULE, _NAME), values), (_TABLE, entries)):
             text, parsed = tree.read(module)
             edited[module] = insert(text, {_value(parsed, name).end_lineno or 1: lines})
         return edited

@@ -18,7 +18,7 @@ LLAMA = {"num_key_value_heads": 2, "head_dim": 64, "eos_token_id": EOS}
 
 
 def save_llama(directory: Path, **changes: Any) -> Any:
-    """Write a Llama, and a tokenizer with one token for each byte; returns the model."""
+    """Write a Llama and a tokenizer with a token for each byte; returns the model."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)

@@ -41,7 +41,8 @@ def texts(session: Session, models: Path) -> Result:
     """Complete each prompt alone, then all in one batch that finds them cached."""
     judge = judge_of(session)
     alone = [session.generate([p], judge, max_tokens=TOKENS)[0] for p in PROMPTS]
-    return {"alone": alone, "together": session.generate(PROMPTS, judge, max_tokens=TOKENS)}
+    together = session.generate(PROMPTS, judge, max_tokens=TOKENS)
+    return {"alone": alone, "together": together}
 
 
 def hits(session: Session) -> list[int]:

@@ -131,7 +131,8 @@ def test_structured_output(results: Results) -> None:
     for text in result["texts"]:
         answer = json.loads(text)
         assert list(answer) == SCHEMA["required"]
-        assert answer["role"] in ("reader", "writer") and answer["calm"] in (True, False)
+        assert answer["role"] in ("reader", "writer")
+        assert answer["calm"] in (True, False)
         assert 0 <= answer["level"] <= 9
 
 
@@ -219,4 +220,5 @@ def test_vllm_gives_an_adapter_to_requests_without_one() -> None:
 
 
 def test_the_table_has_only_what_is_tested() -> None:
-    assert TOKENS >= 16 and REFUSED | REPLAYED <= GROUPS.keys()
+    assert GROUPS.keys() >= REFUSED | REPLAYED
+    assert TOKENS >= 16  # what `requests.switched_off` generates

@@ -89,7 +89,12 @@ class TestExtension:
         return {
             name: (transform.treatment, _plain(transform)["scales"])
             for name, layer in layers.items()
-            if (transform := getattr(getattr(layer, "impl", None), "key_transform", None)) is not None
+            if (
+                transform := getattr(
+                    getattr(layer, "impl", None), "key_transform", None
+                )
+            )
+            is not None
         }
 
     def polykv_key_projections(self) -> dict[str, Any]:

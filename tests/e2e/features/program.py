@@ -6,6 +6,7 @@ inside the test's process would leave its settings there. Each engine is in a fo
 this process, which has imported vLLM and nothing more: so it starts in a few seconds.
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -22,6 +23,17 @@ from tests.e2e.features.groups import GROUPS, JUDGES
 from tests.e2e.features.session import Sequence, Session, map_sequences
 
 TIMEOUT_S = 240
+# What an engine imports, here and not in each fork.
+IMPORTED = (
+    "vllm.v1.engine.llm_engine",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.model_executor.models.llama",
+    "vllm.model_executor.models.gemma3",
+    "polykv_vllm.attention.backend",
+)
 Ask = Callable[[Session], Any]
 
 
@@ -55,7 +67,10 @@ def _serve(pipe: Connection, model: Path, options: dict[str, Any], ask: Ask) -> 
 def main(directory: str, path: str, *names: str) -> None:
     """Run the groups (all of them unless named) and their judges; write the results."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    importlib.import_module("vllm.v1.engine.llm_engine")  # so that no fork has to
+    os.environ["NUMBA_DISABLE_JIT"] = "1"  # compiling ngram lookup takes seconds
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.freeze()  # vLLM collects garbage several times while it starts
 
     models = Path(directory)
     results: dict[str, Any] = {}

@@ -14,11 +14,14 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.features.conftest import ROOT
 from tests.e2e.features.groups import GROUPS, LONGEST
 from tests.e2e.features.models import ADAPTERS
 from tests.e2e.features.requests import CHUNKS, PROMPTS, REPEATED, SCHEMA, TOKENS, WHOLE
 from tests.e2e.features.session import BLOCK_SIZE, Sequence, map_sequences
 
+# The first test waits for all the engines.
+pytestmark = pytest.mark.timeout(1800)
 TOLERANCE = 0.02  # nats
 REFUSED = {"too long", "sleep mode"}
 # One layer of three keeps vLLM's own cache: no other engine has that one without.
@@ -217,6 +220,15 @@ def test_vllm_gives_an_adapter_to_requests_without_one() -> None:
     weights = torch.ones(2, 2, 3)
     bgmv_expand(torch.ones(1, 3), weights, output, torch.tensor([-1]))
     assert output.tolist() == [[3.0, 3.0]]
+
+
+def test_the_document_names_tests_that_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/features.md").read_text()))
+    files = (ROOT / "tests" / "e2e").rglob("test_*.py")
+    defined = {
+        n for f in files for n in re.findall(r"^def (test_\w+)", f.read_text(), re.M)
+    }
+    assert len(named) > 5 and named <= defined
 
 
 def test_the_table_has_only_what_is_tested() -> None:

@@ -45,6 +45,15 @@ def _write_patches(directory: Path) -> int:
     if spec is None or spec.origin is None:
         print("vLLM is not installed: nothing to make patches of", file=sys.stderr)
         return 1
+    unfit = {SeamState.CHANGED, SeamState.PRESENT, SeamState.OBSOLETE}
+    for row in registry.report():
+        if row.state in unfit:
+            print(
+                f"no patches of this vLLM: the seam {row.seam.name} is {row.state} in "
+                "it; an unmodified vLLM of a supported version is needed",
+                file=sys.stderr,
+            )
+            return 1
     tree = SourceTree(Path(spec.origin).parents[1])
     count = write_patches(registry.SEAMS, tree, directory)
     print(f"{count} patches for vLLM {registry.vllm_version()} in {directory}")

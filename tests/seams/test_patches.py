@@ -64,6 +64,12 @@ def test_a_patched_vllm_has_the_seams(tmp_path: Path) -> None:
     # What the scheduler's seam does needs no patch, and Prometheus is not vLLM.
     rest = {"scheduler": "ready", "metrics_registry": "ready"}
     assert states == dict.fromkeys(PATCHED, "present upstream") | rest
+    again = [sys.executable, "-m", "polykv_vllm.seams", "--write-patches", "again"]
+    done = subprocess.run(
+        again, env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and not (tmp_path / "again").exists()
+    assert "the seam kv_cache_dtype is present upstream in it" in done.stderr
     script = """
 import typing, vllm
 from polykv_vllm.seams import registry

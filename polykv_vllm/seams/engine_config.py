@@ -33,6 +33,10 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
         from polykv_vllm.seams.registry import require
 
         require()
+        from polykv_vllm.pool.selection import check_prefixes, choose_connector
+
+        choose_connector(self)
+        check_prefixes(self.additional_config)
         vllm_config = original(self, *args, **kwargs)
         from polykv_vllm.attention.validate import prepare_vllm_config
         from polykv_vllm.config import parse_options

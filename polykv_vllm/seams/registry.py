@@ -11,6 +11,7 @@ from polykv_vllm.seams import (
     key_treatment,
     kv_cache_dtype,
     metrics_registry,
+    prefix_pool,
     scheduler,
 )
 from polykv_vllm.seams.seam import Seam, SeamState
@@ -29,6 +30,7 @@ SEAMS: tuple[Seam, ...] = (
     key_treatment.SEAM,
     metrics_registry.SEAM,
     scheduler.SEAM,
+    prefix_pool.SEAM,
     GUARD,
 )
 

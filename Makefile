@@ -11,7 +11,7 @@ BUILD_INPUTS := pyproject.toml setup.py packaging/install.sh \
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench crash clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | \
@@ -45,6 +45,9 @@ bench: $(STAMP)  ## speed and memory beside vLLM's own cache
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/polykv bench agents --quick
+
+crash: $(STAMP)  ## kill writers of the pool with -9, fifty times
+	POLYKV_CRASH_ROUNDS=50 $(BIN)/pytest -s tests/pool/disk/test_crash.py
 
 clean:  ## remove build products and caches; keeps $(VENV)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

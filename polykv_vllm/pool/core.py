@@ -5,7 +5,7 @@ One method with plain values in and out, because they cross between processes. I
 between two steps of the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -14,6 +14,8 @@ from vllm.v1.request import Request
 
 from polykv_vllm.config import parse_options
 from polykv_vllm.formats import is_polykv_dtype
+from polykv_vllm.pool import public
+from polykv_vllm.pool.disk.connector import PolyKVPoolConnector
 from polykv_vllm.pool.pins import Limits, PinError, Prefix, PrefixPool, begins_with
 
 logger = init_logger("vllm.polykv")
@@ -40,6 +42,8 @@ class CorePool:
         self._config = core.scheduler.vllm_config
         self._check()
         self.pool = PrefixPool(self._manager.block_pool, self._limits())
+        if isinstance(core.scheduler.connector, PolyKVPoolConnector):
+            core.scheduler.connector.bind_pins(self.pool)
 
     def define(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Name a prefix and say whether it could be pinned."""
@@ -56,6 +60,9 @@ class CorePool:
         prefix = self.pool.define(
             argument["salt"], argument["name"], token_ids, hashes, argument["ttl_s"]
         )
+        if argument.get("is_public") and prefix.salt is None:
+            prefix.is_public = True
+            public.add(token_ids, self.pool.limits.block_size)
         return self._describe(prefix)
 
     def pin(self, argument: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +81,8 @@ class CorePool:
         """Unpin a prefix and forget it."""
         prefix = self.pool.get(argument["salt"], argument["name"])
         self.pool.remove(prefix.salt, prefix.name)
+        if prefix.is_public:
+            public.remove(prefix.token_ids)
         return self._describe(prefix)
 
     def get(self, argument: dict[str, Any]) -> dict[str, Any]:
@@ -82,13 +91,16 @@ class CorePool:
         return self._describe(prefix) | {"token_ids": list(prefix.token_ids)}
 
     def list(self, argument: dict[str, Any]) -> dict[str, Any]:
-        """Describe the prefixes of one salt."""
+        """Describe the prefixes of one salt; of public ones only what they are.
+
+        Who reads a public prefix, and how often, is not for other salts to know.
+        """
         self.pool.expire()
+        salt = argument["salt"]
         return {
             "prefixes": [
-                self._describe(prefix)
-                for prefix in self.pool.prefixes.values()
-                if prefix.salt == argument["salt"]
+                self._describe(prefix) if prefix.salt == salt else _outline(prefix)
+                for prefix in self._visible(salt)
             ]
         }
 
@@ -107,8 +119,7 @@ class CorePool:
                 "tokens": len(prefix.token_ids),
                 "common": _common(prefix, token_ids),
             }
-            for prefix in self.pool.prefixes.values()
-            if prefix.salt == argument["salt"]
+            for prefix in self._visible(argument["salt"])
         ]
         return {"block_size": size, "hit_tokens": num_hit, "prefixes": prefixes}
 
@@ -125,6 +136,11 @@ class CorePool:
                 count,
             )
 
+    def _visible(self, salt: str | None) -> Iterator[Prefix]:
+        for prefix in self.pool.prefixes.values():
+            if prefix.salt == salt or prefix.is_public:
+                yield prefix
+
     def _describe(self, prefix: Prefix) -> dict[str, Any]:
         size = self.pool.limits.block_size
         readers = sum(
@@ -137,6 +153,7 @@ class CorePool:
         return {
             "name": prefix.name,
             "state": prefix.state,
+            "public": prefix.is_public,
             "reason": prefix.lost,
             "tokens": len(prefix.token_ids),
             "pinned_tokens": len(prefix.held) * size,
@@ -239,6 +256,15 @@ def of_scheduler(core: Any) -> CorePool:
         pool = CorePool(core)
         setattr(core.scheduler, ATTRIBUTE, pool)
     return pool
+
+
+def _outline(prefix: Prefix) -> dict[str, Any]:
+    return {
+        "name": prefix.name,
+        "state": prefix.state,
+        "public": True,
+        "tokens": len(prefix.token_ids),
+    }
 
 
 def _common(prefix: Prefix, token_ids: Sequence[int]) -> int:

@@ -49,6 +49,7 @@ class Prefix:
         hits: Requests that began with all of its full blocks.
         held: The pinned blocks, the first ones of the prefix.
         lost: Why it is not pinned any more, or "".
+        is_public: Whether requests of every salt share it.
 
     """
 
@@ -62,6 +63,7 @@ class Prefix:
     hits: int = 0
     held: list[Any] = field(default_factory=list)
     lost: str = ""
+    is_public: bool = False
 
     @property
     def state(self) -> str:
@@ -109,6 +111,11 @@ class Limits:
 class PrefixPool:
     """The named prefixes of one engine.
 
+    Attributes:
+        limits: What may be pinned.
+        prefixes: By salt and name.
+        version: Raised whenever other blocks are pinned.
+
     Args:
         block_pool: vLLM's `BlockPool`.
         limits: What may be pinned.
@@ -124,6 +131,7 @@ class PrefixPool:
     ) -> None:
         self.limits = limits
         self.prefixes: dict[Key, Prefix] = {}
+        self.version = 0
         self._block_pool = block_pool
         self._clock = clock
 
@@ -199,6 +207,7 @@ class PrefixPool:
         if len(pinned) + wanted > self.limits.cap:
             raise PinError(self.limits.refusal(wanted, len(pinned)), 409)
         before, prefix.held = prefix.held, found
+        self.version += 1
         self._block_pool.touch(found)  # first, so that none is free in between
         self._release(before)
         prefix.used_s = self._clock()
@@ -207,6 +216,7 @@ class PrefixPool:
     def unpin(self, prefix: Prefix, reason: str = "") -> int:
         """Let the blocks of a prefix go when others need them; returns how many."""
         held, prefix.held = prefix.held, []
+        self.version += 1
         self._release(held)
         prefix.lost = reason
         return len(held)

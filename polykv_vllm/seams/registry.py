@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from polykv_vllm.errors import SeamError
 from polykv_vllm.seams import (
     attention_backend,
+    cache_salt,
     engine_config,
     key_treatment,
     kv_cache_dtype,
@@ -31,6 +32,7 @@ SEAMS: tuple[Seam, ...] = (
     metrics_registry.SEAM,
     scheduler.SEAM,
     prefix_pool.SEAM,
+    cache_salt.SEAM,
     GUARD,
 )
 

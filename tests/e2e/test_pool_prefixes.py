@@ -19,6 +19,7 @@ BLOCK = 32
 SYSTEM = "You are a helpful assistant. " * 20  # a token for each letter
 MESSAGES = [{"role": "system", "content": SYSTEM}]
 NUM_TOKENS = len("<s>[system]") - 2 + len(SYSTEM)
+PUBLIC = "Who reads this shares it, and says the rest alone. " * 2
 CACHE_BYTES = 512 << 10
 """About 60 blocks of 32 tokens: 3 layers, 1 KV head, 92 bytes."""
 
@@ -33,14 +34,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServer]:
     byte_tokenizer(chat=True).save_pretrained(model)
     prompts = directory / "prompts.yaml"
     prompts.write_text(
-        "prefixes:\n- name: from-file\n  text: '" + "one two three " * 5 + "'\n"
+        f"prefixes:\n- {{name: from-file, text: '{'one two three ' * 5}'}}\n"
+        f"- {{name: everyone, text: '{PUBLIC}', public: true}}\n"
     )
     options = {"pool": {"prefixes": str(prompts), "path": str(directory / "pool")}}
     arguments = [
         *(str(model), "--enforce-eager", "--kv-cache-dtype", "polykv"),
         *("--kv-cache-memory-bytes", str(CACHE_BYTES), "--max-model-len", "800"),
         *("--block-size", str(BLOCK), "--served-model-name", "tiny"),
-        *("--api-key", KEY, "--dtype", "float32"),
+        *("--api-key", KEY, "--dtype", "float32", "--enable-prompt-tokens-details"),
         *("--additional-config", json.dumps({"polykv": options})),
     ]
     environment = {"VLLM_PLUGINS": "polykv", "VLLM_SERVER_DEV_MODE": "1"}
@@ -141,7 +143,7 @@ def test_the_file_is_pinned_at_start(server: VllmServer) -> None:
     import time
 
     deadline = time.monotonic() + 60
-    while "from-file" not in prefixes(server):
+    while "everyone" not in prefixes(server):
         assert time.monotonic() < deadline
         time.sleep(0.2)
     found = prefixes(server)["from-file"]
@@ -167,24 +169,46 @@ def test_a_pinned_prefix_outlives_ten_caches_of_other_traffic(
 
 def test_another_salt_sees_and_shares_nothing(server: VllmServer) -> None:
     """CASE 29."""
-    assert prefixes(server, "tenant") == {}
+    assert list(prefixes(server, "tenant")) == ["everyone"]
     assert chat(server, "hello again", "tenant") == 0
     status, _ = call(server, "DELETE", "/v1/polykv/prefixes/agents", salt="tenant")
     assert status == 404
     status, found = call(
         server, "POST", "/v1/polykv/explain", {"messages": MESSAGES}, "other"
     )
-    assert (status, found["prefixes"], found["hit_tokens"]) == (200, [], 0)
+    assert (status, found["hit_tokens"]) == (200, 0)
+    assert [prefix["name"] for prefix in found["prefixes"]] == ["everyone"]
 
 
 def test_a_prefix_for_a_salt(server: VllmServer) -> None:
     status, done = warm(server, "short", "tenant", text="x" * 64)
     assert (status, done["state"]) == (200, "pinned")
-    assert list(prefixes(server, "tenant")) == ["short"]
+    assert sorted(prefixes(server, "tenant")) == ["everyone", "short"]
     assert "short" not in prefixes(server)
     path = "/v1/polykv/prefixes/short"
     assert call(server, "DELETE", path, salt="tenant")[0] == 200
-    assert prefixes(server, "tenant") == {}
+    assert list(prefixes(server, "tenant")) == ["everyone"]
+
+
+def complete(server: VllmServer, prompt: str, salt: str) -> int:
+    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "cache_salt": salt}
+    status, reply = call(server, "POST", "/v1/completions", body)
+    assert status == 200, reply
+    details = reply["usage"].get("prompt_tokens_details") or {}
+    return int(details.get("cached_tokens", 0))
+
+
+def test_a_public_prefix_is_shared_below_private_suffixes(server: VllmServer) -> None:
+    """CASE 29: tenants share what an operator says they may, and nothing after it."""
+    shared = (len(PUBLIC) + 1) // BLOCK * BLOCK
+    prompt = PUBLIC + "and a question of this tenant's own" * 3
+    assert complete(server, prompt, "a") == shared
+    assert complete(server, prompt, "b") == shared
+    assert complete(server, prompt, "b") > shared
+    found = prefixes(server, "a")["everyone"]
+    assert found.keys() == {"name", "state", "public", "tokens"}
+    path = "/v1/polykv/prefixes/everyone"
+    assert call(server, "DELETE", path, salt="a")[0] == 404
 
 
 def test_explain_shows_where_a_prompt_leaves(server: VllmServer) -> None:

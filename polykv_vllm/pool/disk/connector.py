@@ -28,6 +28,7 @@ from polykv_vllm.pool.disk.messages import Orders, RankAnswer
 from polykv_vllm.pool.disk.planner import Planner
 from polykv_vllm.pool.disk.stats import PoolMetrics, PoolStats
 from polykv_vllm.pool.disk.worker import PoolWorker, open_worker
+from polykv_vllm.pool.pins import PrefixPool
 
 
 class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
@@ -149,6 +150,10 @@ class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         """Learn which blocks requests have."""
         super().bind_kv_cache_manager(kv_cache_manager)
         self._planner.manager = kv_cache_manager
+
+    def bind_pins(self, pins: PrefixPool) -> None:
+        """Learn which blocks must stay on disk, now and later."""
+        self._planner.pins = pins
 
     def on_new_request(self, request: Request) -> None:
         """Take note of a request."""

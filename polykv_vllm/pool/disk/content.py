@@ -21,15 +21,22 @@ class Context:
     Attributes:
         salt: The request's `cache_salt`; None without one.
         lora: Name of the adapter and digest of its files; None without one.
+        num_public_blocks: Blocks at the start that are shared by every salt.
 
     """
 
     salt: str | None = None
     lora: tuple[str, str] | None = None
+    num_public_blocks: int = 0
 
-    def fields(self) -> dict[str, Value]:
-        """Return the values by name."""
-        return {"salt": self.salt, "lora": self.lora}
+    def fields(self, index: int) -> dict[str, Value]:
+        """Return what enters the name of a block beside tokens and parent."""
+        found: dict[str, Value] = {}
+        if index == 0:
+            found |= {"lora": self.lora, "salt": None}
+        if index == self.num_public_blocks and self.salt is not None:
+            found["salt"] = self.salt
+        return found
 
 
 @dataclass
@@ -66,8 +73,7 @@ class ContentNames:
         words = array.array("I", tokens)
         if sys.byteorder == "big":
             words.byteswap()
-        if not self._names:
-            first = self.context.fields() | {"tokens": words.tobytes()}
-            return digest("first block", first)
-        following = {"parent": self._names[-1], "tokens": words.tobytes()}
-        return digest("block", following)
+        index = len(self._names)
+        parent = self._names[-1] if index else None
+        fields: dict[str, Value] = {"parent": parent, "tokens": words.tobytes()}
+        return digest("block", fields | self.context.fields(index))

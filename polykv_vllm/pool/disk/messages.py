@@ -25,12 +25,14 @@ class Orders(KVConnectorMetadata):
         load: Blocks to fill before the forward.
         save: Blocks that are whole after it, and not known to be on disk.
         clear: Whether to remove everything first.
+        pinned: The blocks that must stay on disk; None: those as before.
 
     """
 
     load: list[BlockAt] = field(default_factory=list)
     save: list[BlockAt] = field(default_factory=list)
     clear: bool = False
+    pinned: list[bytes] | None = None
 
 
 @dataclass

@@ -25,6 +25,7 @@ from polykv_vllm.pool.disk.content import ContentNames, Context
 from polykv_vllm.pool.disk.directory import block_path
 from polykv_vllm.pool.disk.messages import BlockAt, Orders, RankAnswer
 from polykv_vllm.pool.disk.weights import UnidentifiedError, files_digest, weight_files
+from polykv_vllm.pool.public import num_public_tokens
 
 logger = logging.getLogger("vllm.polykv")
 
@@ -55,6 +56,8 @@ class Planner:
 
     Attributes:
         block_size: Tokens per block.
+        manager: vLLM's `KVCacheManager`, which knows the requests' blocks.
+        pins: The engine's `PrefixPool`; None before anything was named.
 
     """
 
@@ -63,6 +66,8 @@ class Planner:
     _tracked: dict[str, _Tracked] = field(default_factory=dict)
     _load: list[BlockAt] = field(default_factory=list)
     _clear: bool = False
+    pins: Any = None
+    _pins_seen: int = -1
     _refused: dict[Path, int] = field(default_factory=dict)  # file: when written
     _adapters: dict[tuple[int, str], str] = field(default_factory=dict)
     manager: Any = None
@@ -120,7 +125,7 @@ class Planner:
 
     def orders(self, num_scheduled_tokens: Mapping[str, int]) -> Orders:
         """Return what the workers do in this step, and forget it."""
-        orders = Orders(load=self._load, clear=self._clear)
+        orders = Orders(load=self._load, clear=self._clear, pinned=self._new_pins())
         self._load, self._clear = [], False
         for request_id, num_tokens in num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
@@ -168,6 +173,19 @@ class Planner:
         ids = self._block_ids(request)
         return [BlockAt(names[i], ids[i]) for i in range(start, end)]
 
+    def _new_pins(self) -> list[bytes] | None:
+        """Return the names of all pinned blocks if they have changed."""
+        if self.pins is None or self.pins.version == self._pins_seen:
+            return None
+        self._pins_seen = self.pins.version
+        return [
+            name
+            for prefix in self.pins.prefixes.values()
+            for name in ContentNames(Context(prefix.salt), self.block_size).names(
+                prefix.token_ids, len(prefix.held)
+            )
+        ]
+
     def _block_ids(self, request: Request) -> list[int]:
         (ids,) = self.manager.get_block_ids(request.request_id)
         return list(ids)
@@ -191,8 +209,9 @@ class Planner:
     def _context(self, request: Request) -> Context | None:
         """Return what the request has beside its tokens; None: it is not served."""
         adapter = request.lora_request
+        num_public = num_public_tokens(request) // self.block_size
         if adapter is None:
-            return Context(request.cache_salt)
+            return Context(request.cache_salt, None, num_public)
         try:
             digest = files_digest(
                 weight_files(Path(adapter.lora_path)),
@@ -211,7 +230,7 @@ class Planner:
                 adapter.lora_name,
             )
             return None
-        return Context(request.cache_salt, (adapter.lora_name, digest))
+        return Context(request.cache_salt, (adapter.lora_name, digest), num_public)
 
 
 def _written(path: Path) -> int | None:

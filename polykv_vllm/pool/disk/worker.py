@@ -94,6 +94,8 @@ class PoolWorker:
         if orders.clear:
             removed = self.store.clear()
             logger.info("Pool: %d blocks removed from %s", removed, self.store.rank)
+        if orders.pinned is not None:
+            self.store.set_pinned(orders.pinned)
         if not orders.load:
             return
         if self._weights_changed():

@@ -42,15 +42,27 @@ class PrefixService:
         self._max_model_len = max_model_len
         self._numbers = itertools.count()
 
-    async def warm(self, salt: str | None, spec: PrefixSpec) -> dict[str, Any]:
+    async def warm(
+        self, salt: str | None, spec: PrefixSpec, is_public: bool = False
+    ) -> dict[str, Any]:
         """Compute a prefix and pin it.
+
+        Args:
+            salt: Of the requests that may use it.
+            spec: What to compute.
+            is_public: Whether requests of every salt may.
 
         Raises:
             PinError: It is malformed, too long, or may not be pinned.
 
         """
         token_ids = await self.tokens(spec)
-        argument = {"name": spec.name, "token_ids": token_ids, "ttl_s": spec.ttl_s}
+        argument = {
+            "name": spec.name,
+            "token_ids": token_ids,
+            "ttl_s": spec.ttl_s,
+            "is_public": is_public,
+        }
         if not spec.pin:
             await self._compute(salt, token_ids)
             return {"name": spec.name, "state": "computed", "tokens": len(token_ids)}
@@ -77,9 +89,9 @@ class PrefixService:
     async def warm_all(self, prefixes: Sequence[FilePrefix]) -> None:
         """Compute and pin the prefixes of a file; what cannot be is logged."""
         for prefix in prefixes:
-            spec = PrefixSpec(**prefix.model_dump(exclude={"cache_salt"}))
+            spec = PrefixSpec(**prefix.model_dump(exclude={"cache_salt", "public"}))
             try:
-                done = await self.warm(prefix.cache_salt, spec)
+                done = await self.warm(prefix.cache_salt, spec, prefix.public)
             except PinError as error:
                 logger.error("Pool: prefix %s: %s", prefix.name, error)
                 continue

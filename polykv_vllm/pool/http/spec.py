@@ -57,10 +57,18 @@ class FilePrefix(PrefixSpec):
 
     Attributes:
         cache_salt: Of the requests that may use it; None: those without one.
+        public: Whether requests of every salt share it; only a file can say so.
 
     """
 
     cache_salt: str | None = Field(default=None, min_length=1)
+    public: bool = False
+
+    @model_validator(mode="after")
+    def _public_has_no_salt(self) -> Self:
+        if self.public and (self.cache_salt is not None or not self.pin):
+            raise ValueError("a public prefix is pinned and has no cache_salt")
+        return self
 
 
 class PrefixFile(BaseModel):
@@ -98,5 +106,5 @@ def read_prefix_file(path: str) -> list[FilePrefix]:
     raise OptionError(
         f"the option pool.prefixes={path!r}: {found}. The file has a list `prefixes` "
         "of mappings with `name`, `text` or `messages`, and optionally `tools`, "
-        "`ttl_s`, `pin`, `cache_salt`"
+        "`ttl_s`, `pin`, `cache_salt`, `public`"
     )

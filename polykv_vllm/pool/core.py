@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm import SamplingParams
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request
 
 from polykv_vllm.config import parse_options
@@ -197,10 +198,12 @@ class CorePool:
             reasons.append("--kv-cache-dtype is not one of polykv's")
         if not self._manager.enable_caching:
             reasons.append("prefix caching is off")
-        if len(self._scheduler.kv_cache_config.kv_cache_groups) != 1:
+        groups = self._scheduler.kv_cache_config.kv_cache_groups
+        specs = [group.kv_cache_spec for group in groups]
+        if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
             reasons.append(
-                "the model has several KV cache groups (sliding windows beside full "
-                "attention); with --disable-hybrid-kv-cache-manager it has one"
+                "the model has sliding windows; with --disable-hybrid-kv-cache-manager "
+                "its cache is kept as that of full attention"
             )
         if self._config.parallel_config.data_parallel_size > 1:
             reasons.append(

@@ -10,6 +10,7 @@ from typing import Any
 
 from polykv_vllm.config import PolyKVConfig, parse_options
 from polykv_vllm.errors import UnsupportedError
+from polykv_vllm.support import check_model
 
 logger = logging.getLogger("vllm.polykv")
 
@@ -100,6 +101,27 @@ def choose_connector(engine_args: Any) -> None:
         kv_role="kv_both",
         kv_load_failure_policy="recompute",
     )
+
+
+def check_layers(vllm_config: Any) -> None:
+    """Refuse sliding windows before the engine starts.
+
+    Raises:
+        UnsupportedError: Blocks are to be kept on disk, and the model's cache is not
+            that of full attention alone.
+
+    """
+    if parse_options(vllm_config.additional_config).pool.path is None:
+        return
+    is_unified = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    support = check_model(vllm_config.model_config.hf_text_config, cache_dtype)
+    if support.num_sliding_layers and not is_unified:
+        raise UnsupportedError(
+            f"the option pool.path cannot be had with {support.num_sliding_layers} "
+            "layers with sliding windows, of which vLLM keeps only the last blocks; "
+            "possible: --disable-hybrid-kv-cache-manager, which takes more memory"
+        )
 
 
 def check_prefixes(additional_config: Any) -> None:

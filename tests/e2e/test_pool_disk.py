@@ -18,6 +18,7 @@ from tests.e2e.test_families import VOCABULARY, save_model
 
 BLOCK = 32
 PROMPT = [(7 * i * i + i) % VOCABULARY for i in range(10 * BLOCK + 10)]
+NUM_GENERATED = 24  # enough to fill a block with the end of the prompt
 OPTIONS = {
     "skip_tokenizer_init": True,
     "dtype": "float32",
@@ -41,7 +42,11 @@ def answers(engine: Engine, prompts: list[dict[str, Any]]) -> list[Answer]:
     from vllm import SamplingParams
 
     params = SamplingParams(
-        temperature=0.0, max_tokens=40, logprobs=0, ignore_eos=True, detokenize=False
+        temperature=0.0,
+        max_tokens=NUM_GENERATED,
+        logprobs=0,
+        ignore_eos=True,
+        detokenize=False,
     )
     outputs = engine.llm.generate(prompts, params, use_tqdm=False)
     return [
@@ -63,7 +68,7 @@ def forget(engine: Engine) -> None:
 def wait_until_written(engine: Engine) -> None:
     """The writer is behind by milliseconds, and tells of it in the next step."""
     time.sleep(0.5)
-    ask(engine, [1, 2, 3])
+    engine.generate([[1, 2, 3]])
 
 
 def counted(engine: Engine, name: str) -> int:
@@ -90,9 +95,9 @@ def miss(model: Path, pool: Path) -> Answer:
     """What was computed by an engine that was then killed, all of it, with -9."""
     engine = start(model, pool)
     answer = ask(engine, PROMPT)
-    # 330 tokens of the prompt and 39 generated ones have been computed.
+    # All tokens but the last one have been computed: eleven blocks.
     deadline = time.monotonic() + 30
-    while len(files(pool)) < (len(PROMPT) + 39) // BLOCK:
+    while len(files(pool)) < (len(PROMPT) + NUM_GENERATED - 1) // BLOCK:
         assert time.monotonic() < deadline, files(pool)
         time.sleep(0.05)
     children = [int(p) for p in os.listdir("/proc") if p.isdigit()]
@@ -229,7 +234,7 @@ def test_a_broken_directory_costs_nothing_but_the_disk(
 def test_a_reset_that_asks_for_it_empties_the_disk(engine: Engine, pool: Path) -> None:
     assert files(pool)
     assert engine.llm.reset_prefix_cache(reset_connector=True)
-    ask(engine, [1, 2, 3])
+    engine.generate([[1, 2, 3]])
     assert not files(pool)
 
 

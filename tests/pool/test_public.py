@@ -8,10 +8,21 @@ import pytest
 
 from polykv_vllm.pool import public
 from polykv_vllm.pool.disk.content import ContentNames, Context
+from polykv_vllm.seams import cache_salt
 
 BLOCK = 32
 PUBLIC = list(range(100))  # three whole blocks
 PROMPT = [*PUBLIC, *range(200, 300)]
+
+
+@pytest.fixture(autouse=True)
+def seam() -> Iterator[None]:
+    change = cache_salt.SEAM.change
+    was_installed = change.is_installed()
+    change.install()
+    yield
+    if not was_installed:
+        change.uninstall()
 
 
 @pytest.fixture
@@ -28,9 +39,6 @@ def hashes(salt: str | None, prompt: list[int] = PROMPT) -> list[bytes]:
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
 
-    from polykv_vllm.seams import registry
-
-    registry.install()
     init_none_hash(sha256)
     hasher = get_request_block_hasher(BLOCK, sha256)
     sampling = SamplingParams(max_tokens=1)

@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.forward_context import ForwardContext
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
@@ -47,17 +47,18 @@ class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         kv_cache_config: KVCacheConfig,
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        if len(kv_cache_config.kv_cache_groups) != 1:
+        groups = kv_cache_config.kv_cache_groups
+        specs = [group.kv_cache_spec for group in groups]
+        if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
+            kinds = ", ".join(type(spec).__name__ for spec in specs)
             raise UnsupportedError(
-                f"the option pool.path cannot be had with "
-                f"{len(kv_cache_config.kv_cache_groups)} KV cache groups (sliding "
-                "windows beside full attention); possible: one group, also with "
-                "--disable-hybrid-kv-cache-manager, which takes more memory"
+                f"the option pool.path cannot be had with the KV cache groups {kinds}; "
+                "possible: one group of full attention, as most models have, and those "
+                "with sliding windows with --disable-hybrid-kv-cache-manager"
             )
         self._options = parse_options(vllm_config.additional_config).pool
         self._worker: PoolWorker | None = None
-        (group,) = kv_cache_config.kv_cache_groups
-        self._planner = Planner(group.kv_cache_spec.block_size)
+        self._planner = Planner(specs[0].block_size)
 
     # The workers' side.
 

@@ -171,7 +171,8 @@ class Planner:
         tracked.num_ordered = end
         names = tracked.names.names(request.all_token_ids, end)
         ids = self._block_ids(request)
-        return [BlockAt(names[i], ids[i]) for i in range(start, end)]
+        # Number 0 is vLLM's placeholder for a block that is not kept.
+        return [BlockAt(names[i], ids[i]) for i in range(start, end) if ids[i] != 0]
 
     def _new_pins(self) -> list[bytes] | None:
         """Return the names of all pinned blocks if they have changed."""
@@ -213,10 +214,9 @@ class Planner:
         if adapter is None:
             return Context(request.cache_salt, None, num_public)
         try:
-            digest = files_digest(
-                weight_files(Path(adapter.lora_path)),
-                envs.cache_dir() / "adapter-digests.json",
-            )
+            directory = Path(adapter.lora_path)
+            files = [*weight_files(directory), directory / "adapter_config.json"]
+            digest = files_digest(files, envs.cache_dir() / "adapter-digests.json")
         except (OSError, UnidentifiedError) as error:
             logger.warning("Pool: adapter %s is not served: %s", adapter, error)
             return None

@@ -62,8 +62,11 @@ def list_prefixes(url: Url = _URL, api_key: Key = None, salt: Salt = None) -> No
         return
     table = Table(
         "Prefixes",
-        ["name", "state", "tokens", "pinned", "KB", "readers", "hits", "age", "left"],
-        words=2,
+        [
+            *("name", "state", "where", "tokens", "pinned", "KB", "readers", "hits"),
+            *("age", "left"),
+        ],
+        words=3,
         rows=[_row(prefix) for prefix in found],
     )
     table.print(table_console())
@@ -130,7 +133,8 @@ def explain(
 def explanation(found: Mapping[str, Any]) -> list[str]:
     """Return what `explain` prints, line by line."""
     tokens, size = found["tokens"], found["block_size"]
-    lines = [f"{tokens} tokens, of which {found['hit_tokens']} are in the cache"]
+    in_memory, on_disk = found["hit_tokens"], found["disk_tokens"]
+    lines = [f"{tokens} tokens: {in_memory} are in memory and {on_disk} more on disk"]
     if tokens < size:
         lines.append(
             f"a block has {size} tokens: a shorter prompt never hits (a smaller "
@@ -155,11 +159,12 @@ def explanation(found: Mapping[str, Any]) -> list[str]:
 def _row(prefix: Mapping[str, Any]) -> list[str]:
     if "hits" not in prefix:  # somebody else's, and public
         size = str(prefix["tokens"])
-        return [prefix["name"], f"{prefix['state']}, public", size, *[""] * 6]
+        return [prefix["name"], f"{prefix['state']}, public", "", size, *[""] * 6]
     left = prefix["expires_in_s"]
     return [
         prefix["name"],
         prefix["state"],
+        ", ".join(prefix["tiers"]),
         str(prefix["tokens"]),
         str(prefix["pinned_tokens"]),
         f"{prefix['physical_bytes'] / 1e3:.0f}",

@@ -122,7 +122,12 @@ class CorePool:
             }
             for prefix in self._visible(argument["salt"])
         ]
-        return {"block_size": size, "hit_tokens": num_hit, "prefixes": prefixes}
+        return {
+            "block_size": size,
+            "hit_tokens": num_hit,
+            "disk_tokens": self._num_on_disk(argument["salt"], token_ids, num_hit),
+            "prefixes": prefixes,
+        }
 
     def on_request(self, request: Any) -> None:
         """Take note of a request."""
@@ -165,8 +170,21 @@ class CorePool:
             "age_s": round(self.pool.age_s(prefix), 1),
             "ttl_s": prefix.ttl_s,
             "expires_in_s": self.pool.seconds_left(prefix) if prefix.held else None,
-            "tier": "memory" if in_memory else "none",
+            "tiers": [*["memory"] * in_memory, *["disk"] * self._is_on_disk(prefix)],
         }
+
+    def _is_on_disk(self, prefix: Prefix) -> bool:
+        num_tokens = len(prefix.hashes) * self.pool.limits.block_size
+        found = self._num_on_disk(prefix.salt, prefix.token_ids[:num_tokens], 0)
+        return found == num_tokens
+
+    def _num_on_disk(
+        self, salt: str | None, token_ids: Sequence[int], start: int
+    ) -> int:
+        connector = self._scheduler.connector
+        if not isinstance(connector, PolyKVPoolConnector):
+            return 0
+        return connector.num_on_disk(salt, list(token_ids), start)
 
     def _hashes(self, argument: dict[str, Any]) -> Sequence[bytes]:
         """Return the hashes that a request with these tokens would have."""

@@ -42,6 +42,7 @@ def test_the_explanation_names_the_place() -> None:
     found = {
         "tokens": 100,
         "hit_tokens": 32,
+        "disk_tokens": 0,
         "block_size": 32,
         "prefixes": [
             {
@@ -54,8 +55,8 @@ def test_the_explanation_names_the_place() -> None:
         ],
     }
     text = "\n".join(explanation(found))
-    assert "100 tokens, of which 32 are in the cache" in text
+    assert "100 tokens: 32 are in memory and 0 more on disk" in text
     assert "agents: 32 of 90 tokens in whole blocks, and 9 below a block" in text
     assert "differs at token 41: 'M', in 'Today is ⟨here⟩Monday'" in text
-    none = {"tokens": 9, "hit_tokens": 0, "block_size": 32, "prefixes": []}
+    none = found | {"tokens": 9, "prefixes": []}
     assert "shorter prompt never hits" in "\n".join(explanation(none))

@@ -164,7 +164,7 @@ def test_a_pinned_prefix_outlives_ten_caches_of_other_traffic(
     assert chat(server, "what now?") == done["pinned_tokens"]
     found = prefixes(server)["agents"]
     assert found["hits"] >= 2
-    assert found["tier"] == "memory"
+    assert found["tiers"] == ["memory", "disk"]
 
 
 def test_another_salt_sees_and_shares_nothing(server: VllmServer) -> None:

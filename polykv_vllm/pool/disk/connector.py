@@ -156,6 +156,10 @@ class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         """Learn which blocks must stay on disk, now and later."""
         self._planner.pins = pins
 
+    def num_on_disk(self, salt: str | None, token_ids: list[int], start: int) -> int:
+        """Count the tokens that a prompt would find on disk from a place on."""
+        return self._planner.num_on_disk(salt, token_ids, start)
+
     def on_new_request(self, request: Request) -> None:
         """Take note of a request."""
         self._planner.add(request)

@@ -11,9 +11,10 @@ is computed again; until then nobody may find it, or what was computed from it, 
 leave vLLM's prefix cache.
 """
 
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from polykv_vllm.pool.disk.content import ContentNames, Context
 from polykv_vllm.pool.disk.directory import block_path
 from polykv_vllm.pool.disk.messages import BlockAt, Orders, RankAnswer
 from polykv_vllm.pool.disk.weights import UnidentifiedError, files_digest, weight_files
-from polykv_vllm.pool.public import num_public_tokens
+from polykv_vllm.pool.public import longest_common, num_public_tokens
 
 logger = logging.getLogger("vllm.polykv")
 
@@ -110,6 +111,28 @@ class Planner:
             end += 1
         tracked.found = (start, end - start)
         return (end - start) * self.block_size
+
+    def num_on_disk(
+        self, salt: str | None, token_ids: Sequence[int], start: int
+    ) -> int:
+        """Count the tokens that a prompt would find on disk from a place on.
+
+        Args:
+            salt: Of the prompt.
+            token_ids: Its tokens.
+            start: Tokens that are in memory, in whole blocks.
+
+        """
+        size = self.block_size
+        num_public = longest_common(token_ids) // size if salt else 0
+        names = ContentNames(Context(salt, None, num_public), size).names(
+            token_ids, len(token_ids) // size if self._ranks else 0
+        )
+        missing = (not self._is_on_disk(name) for name in names[start // size :])
+        found = len(
+            list(itertools.takewhile(lambda is_missing: not is_missing, missing))
+        )
+        return found * size
 
     def order_load(self, request: Request, num_tokens: int) -> None:
         """Have the blocks that `find` counted loaded into those of the request."""

@@ -28,6 +28,7 @@ from polykv_vllm.pool.disk.identity import FILE_NAME, RankIdentity
 logger = logging.getLogger("vllm.polykv")
 
 _PAGE_BYTES = 4096
+_TRY_S = 5.0
 _TOUCH_S = 60.0  # how often, at most, the time of a block in use is written down
 
 
@@ -62,6 +63,8 @@ class BlockStore:
             )
         self.rank = layout.rank_directory(path, identity)
         self.rank.mkdir(mode=0o700, exist_ok=True)
+        self._path = path
+        self._tried_s = time.monotonic()
         self._mutex = threading.Lock()
         self._lock = layout.lock_for_writing(self.rank)
         self._blocks: OrderedDict[bytes, float] = OrderedDict()  # last time touched
@@ -70,12 +73,24 @@ class BlockStore:
         self._former_bytes = 0
         if self.is_writer and not (self.rank / FILE_NAME).exists():
             identity.save(self.rank)
-        self._list(path)
+        self._list()
 
     @property
     def is_writer(self) -> bool:
         """Whether this process writes here; else it reads what another one writes."""
         return self._lock is not None
+
+    def take_over(self) -> bool:
+        """Become the writer if the one there was has ended; tried every few seconds."""
+        now = time.monotonic()
+        if not self.is_writer and now - self._tried_s >= _TRY_S:
+            self._tried_s = now
+            with suppress(OSError):  # the directory may have gone
+                lock = self._lock = layout.lock_for_writing(self.rank)
+                if lock is not None:
+                    logger.info("Pool: this process now writes to %s", self.rank)
+                    self._list()
+        return self.is_writer
 
     @property
     def num_blocks(self) -> int:
@@ -93,7 +108,7 @@ class BlockStore:
             is_listed = name in self._blocks
         if self.is_writer and not is_listed:
             return False
-        exists = layout.block_path(self.rank, name).exists()
+        exists = os.path.exists(layout.block_path(self.rank, name))
         if is_listed and not exists:
             self._forget(name)
         return exists
@@ -189,7 +204,7 @@ class BlockStore:
             os.close(self._lock)
             self._lock = None
 
-    def _list(self, path: Path) -> None:
+    def _list(self) -> None:
         """Take what is there; a file of another size than a block's is torn."""
         if self.is_writer:
             layout.remove_unfinished(self.rank)
@@ -202,7 +217,7 @@ class BlockStore:
             if self.is_writer:
                 with suppress(OSError):
                     layout.block_path(self.rank, block.name).unlink()
-        others = layout.other_ranks(path, self.identity)
+        others = layout.other_ranks(self._path, self.identity)
         for rank, identity in others.items():
             if identity.fields.get("place") != self.identity.fields.get("place"):
                 continue  # of another rank, which looks after its own

@@ -87,10 +87,12 @@ class PoolWorker:
         self._watch = watch
         self._is_off = False
         self._failed: set[int] = set()
+        self._step_failed = False  # kept until the next step: saves may come late
         self._told: Counter[str] = Counter()
 
     def load(self, orders: Orders) -> None:
         """Fill blocks; those that cannot be are told by `take_failed`."""
+        self._step_failed = False
         if orders.clear:
             removed = self.store.clear()
             logger.info("Pool: %d blocks removed from %s", removed, self.store.rank)
@@ -100,12 +102,14 @@ class PoolWorker:
             return
         if self._weights_changed():
             self._failed |= {at.block_id for at in orders.load}
+            self._step_failed = True
             return
         start = perf_counter()
         done = list(self._readers.map(self._load_one, orders.load))
         self._failed |= {
             at.block_id for at, ok in zip(orders.load, done, strict=True) if not ok
         }
+        self._step_failed = not all(done)
         seconds = perf_counter() - start
         self.store.counters["restore_us"] += int(seconds * 1e6)
         logger.info(
@@ -121,7 +125,7 @@ class PoolWorker:
 
         What was computed in such a step may rest on bytes that were never loaded.
         """
-        if self._failed or not orders.save or self._weights_changed():
+        if self._step_failed or not orders.save or self._weights_changed():
             return
         for at in orders.save:
             if self._writer.wants(at.name):

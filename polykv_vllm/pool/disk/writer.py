@@ -53,7 +53,7 @@ class BackgroundWriter:
 
     def wants(self, name: bytes) -> bool:
         """Whether a block should be copied and submitted; counts what is dropped."""
-        if not self._store.is_writer or name in self._waiting or name in self._store:
+        if not self._store.take_over() or name in self._waiting or name in self._store:
             return False
         waiting_bytes = len(self._waiting) * self._store.payload_bytes
         is_full = waiting_bytes + self._store.payload_bytes > self._max_waiting_bytes

@@ -202,8 +202,11 @@ def test_one_writes_and_the_others_read(path: Path) -> None:
     assert not reader.write(name(1), [content(1)])
     writer.write(name(1), [content(1)])
     assert name(1) in reader and read(reader, 1) == content(1)
+    assert not reader.take_over()
     writer.close()
-    assert open_store(path).is_writer
+    reader._tried_s = -1e9
+    assert reader.take_over()
+    assert reader.num_blocks == 1 and reader.write(name(2), [content(2)])
 
 
 def test_a_lock_dies_with_its_process(path: Path) -> None:

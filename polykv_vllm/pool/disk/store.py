@@ -189,14 +189,17 @@ class BlockStore:
 
     def clear(self) -> int:
         """Remove every block of this rank, pinned or not; returns how many."""
+        if not self.is_writer:
+            return 0
         with self._mutex:
-            names = list(self._blocks) if self.is_writer else []
             self._blocks.clear()
-            self._pinned.clear()
-        for name in names:
+        found = []
+        with suppress(OSError):
+            found = layout.find_blocks(self.rank)  # those not listed here, too
+        for block in found:
             with suppress(OSError):
-                layout.block_path(self.rank, name).unlink()
-        return len(names)
+                layout.block_path(self.rank, block.name).unlink()
+        return len(found)
 
     def close(self) -> None:
         """Let another process write here."""

@@ -289,3 +289,13 @@ def test_a_start_over_ten_thousand_blocks_is_quick(path: Path) -> None:
 def _prepared(path: Path) -> Path:
     prepare_directory(path)
     return path
+
+
+def test_clearing_takes_what_was_forgotten_and_what_is_pinned(path: Path) -> None:
+    store = open_store(path)
+    for number in range(3):
+        store.write(name(number), [content(number)])
+    store.set_pinned([name(0)])
+    store._forget(name(1))
+    assert store.clear() == 3
+    assert not list(store.rank.glob("??/*")) and store.num_blocks == 0

@@ -13,7 +13,7 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench patches test-next-vllm clean
+.PHONY: help setup demo test lint format bench patches test-next-vllm crash clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
@@ -53,6 +53,9 @@ patches: $(STAMP)  ## the seams as source patches, for your own build of vLLM
 
 test-next-vllm: $(STAMP)  ## which seams fit the newest vLLM that pip can get
 	$(BIN)/python packaging/try_next_vllm.py
+
+crash: $(STAMP)  ## kill writers of the pool with -9, fifty times
+	POLYKV_CRASH_ROUNDS=50 $(BIN)/pytest -s tests/pool/disk/test_crash.py
 
 clean:  ## remove build products and caches; keeps $(VENV)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,12 +17,16 @@ from polykv_vllm.config import parse_options
 from polykv_vllm.formats import is_polykv_dtype
 from polykv_vllm.pool import public
 from polykv_vllm.pool.disk.connector import PolyKVPoolConnector
-from polykv_vllm.pool.pins import Limits, PinError, Prefix, PrefixPool, begins_with
+from polykv_vllm.pool.pins import (
+    ATTRIBUTE,
+    Limits,
+    PinError,
+    Prefix,
+    PrefixPool,
+    begins_with,
+)
 
 logger = init_logger("vllm.polykv")
-
-ATTRIBUTE = "_polykv_pool"
-"""Where a scheduler keeps the pool of its engine."""
 
 
 class CorePool:

@@ -20,6 +20,9 @@ from polykv_vllm.errors import PolyKVError
 Key = tuple[str | None, str]
 """The salt of the caller, and the name."""
 
+ATTRIBUTE = "_polykv_pool"
+"""Where a scheduler keeps the pool of its engine."""
+
 
 class PinError(PolyKVError):
     """A prefix cannot be pinned, or there is none of that name.

@@ -32,14 +32,18 @@ def write_patches(seams: tuple[Seam, ...], tree: SourceTree, directory: Path) ->
     directory.mkdir(parents=True, exist_ok=True)
     for path in directory.glob("*.patch"):
         path.unlink()
-    written = [seam for seam in seams if seam.change.edits(tree)]
-    for number, seam in enumerate(written, start=1):
-        path = directory / f"{number:04}-{seam.name}.patch"
-        path.write_text(patch_of(seam, tree))
-    return len(written)
+    number = 0
+    for seam in seams:
+        if edits := seam.change.edits(tree):
+            number += 1
+            path = directory / f"{number:04}-{seam.name}.patch"
+            path.write_text(patch_of(seam, tree, edits))
+            # Two seams may change one file: each patch comes after those before it.
+            tree = tree.after(edits)
+    return number
 
 
-def patch_of(seam: Seam, tree: SourceTree) -> str:
+def patch_of(seam: Seam, tree: SourceTree, edits: dict[str, str]) -> str:
     """Return one patch, with a header that says what, why and until when."""
     facts = {
         "Why": seam.why,
@@ -48,7 +52,7 @@ def patch_of(seam: Seam, tree: SourceTree) -> str:
         "Upstream": seam.upstream,
         "Remove when": seam.remove_when,
         "Needs": "the package polykv-vllm, which it calls"
-        if "polykv_seam" in str(seam.change.edits(tree))
+        if "polykv_seam" in str(edits)
         else "nothing",
     }
     lines = [
@@ -59,11 +63,10 @@ def patch_of(seam: Seam, tree: SourceTree) -> str:
     licence = "SPDX-License-Identifier: Apache-2.0"
     made = "Made by `python -m polykv_vllm.seams --write-patches`; do not edit."
     parts = ["\n".join([licence, made, "", *header]), ""]
-    for module, new in seam.change.edits(tree).items():
-        path = tree.path(module)
-        name = path.relative_to(tree.root).as_posix()
+    for module, new in edits.items():
+        name = tree.path(module).relative_to(tree.root).as_posix()
         difference = difflib.unified_diff(
-            path.read_text().splitlines(keepends=True),
+            tree.read(module)[0].splitlines(keepends=True),
             new.splitlines(keepends=True),
             f"a/{name}",
             f"b/{name}",
@@ -78,6 +81,12 @@ def insert(text: str, additions: dict[int, str]) -> str:
     for number in sorted(additions, reverse=True):
         lines.insert(number - 1, additions[number])
     return "".join(lines)
+
+
+def import_of(name: str, text: str, parsed: ast.Module) -> dict[int, str]:
+    """Return the addition that imports a name of `patched`, unless it is imported."""
+    line = f"from polykv_vllm.seams.patched import {name}\n"
+    return {} if line in text else {after_imports(parsed): line}
 
 
 def after_imports(tree: ast.Module) -> int:

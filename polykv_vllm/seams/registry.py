@@ -13,6 +13,8 @@ from polykv_vllm.seams import (
     kv_cache_dtype,
     layer_cache_dtype,
     metrics_registry,
+    pool_requests,
+    pool_reset,
     prefix_pool,
     scheduler,
 )
@@ -34,6 +36,8 @@ SEAMS: tuple[Seam, ...] = (
     metrics_registry.SEAM,
     scheduler.SEAM,
     prefix_pool.SEAM,
+    pool_requests.SEAM,
+    pool_reset.SEAM,
     cache_salt.SEAM,
     GUARD,
 )

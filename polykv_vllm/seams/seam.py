@@ -3,7 +3,7 @@
 
 A seam says what it replaces and why, recognises the original by its fingerprint, and
 says when it can be deleted. `Wrap` covers the common case, a function replaced by
-one that calls the original.
+one that calls the original; `AddMethod` gives a class one more method.
 """
 
 import functools
@@ -109,21 +109,21 @@ class Wrap:
 
     def edits(self, tree: source.SourceTree) -> dict[str, str]:
         """Decorate the function, or wrap the imported name after the imports."""
-        from polykv_vllm.seams.patches import after_imports, insert
+        from polykv_vllm.seams.patches import after_imports, import_of, insert
 
         module, _, qualname = self.target.partition(":")
         if module.split(".")[0] != "vllm":
             return {}
         text, parsed = tree.read(module)
         decorator = f'polykv_seam("{self.name}")'
-        lines = "from polykv_vllm.seams.patched import polykv_seam\n"
-        additions = {}
+        additions = import_of("polykv_seam", text, parsed)
         if source.imported_from(parsed, qualname) is not None:
-            lines += f"\n{qualname} = {decorator}({qualname})\n"
+            last = after_imports(parsed)
+            line = f"\n{qualname} = {decorator}({qualname})\n"
+            additions[last] = additions.get(last, "") + line
         else:
             _, found = tree.find(self.target)
             additions[found.lineno] = f"{' ' * found.col_offset}@{decorator}\n"
-        additions[after_imports(parsed)] = lines
         return {module: insert(text, additions)}
 
     def fingerprint_in(self, tree: source.SourceTree) -> str:
@@ -153,6 +153,79 @@ class Wrap:
     def _like(attribute: Any, function: Callable[..., Any]) -> Any:
         is_method_kind = isinstance(attribute, (classmethod, staticmethod))
         return type(attribute)(function) if is_method_kind else function
+
+
+@dataclass(frozen=True)
+class AddMethod:
+    """Gives a class a method.
+
+    Attributes:
+        name: The seam's name.
+        target: "module:qualified.name" of a class.
+        method: The name that it gets there.
+        function: The method.
+
+    """
+
+    name: str
+    target: str
+    method: str
+    function: Callable[..., Any]
+
+    def fingerprint(self) -> str:
+        """Say whether the name is free in a class without this seam."""
+        found = getattr(probe.resolve(self.target)[2], self.method, self.function)
+        return "free" if found is self.function else "taken"
+
+    def is_installed(self) -> bool:
+        """Whether the class has the method."""
+        owner = probe.resolve(self.target)[2]
+        return getattr(owner, self.method, None) is self.function
+
+    def is_present(self) -> bool:
+        """Whether `patched.polykv_seam` gave it to the class."""
+        owner = probe.resolve(self.target)[2]
+        return self.is_installed() and getattr(owner, self._mark, False)
+
+    @property
+    def _mark(self) -> str:
+        return f"{IN_SOURCE}{self.name}"
+
+    def wrap(self, owner: type, in_source: bool = False) -> type:
+        """Return the class, with the method."""
+        setattr(owner, self.method, self.function)
+        setattr(owner, self._mark, in_source)
+        return owner
+
+    def edits(self, tree: source.SourceTree) -> dict[str, str]:
+        """Decorate the class."""
+        from polykv_vllm.seams.patches import import_of, insert
+
+        module = self.target.partition(":")[0]
+        text, parsed = tree.read(module)
+        _, found = tree.find(self.target)
+        additions = import_of("polykv_seam", text, parsed)
+        indent = " " * found.col_offset
+        additions[found.lineno] = f'{indent}@polykv_seam("{self.name}")\n'
+        return {module: insert(text, additions)}
+
+    def fingerprint_in(self, tree: source.SourceTree) -> str:
+        """Describe the class from its source."""
+        _, found = tree.find(self.target)
+        names = {getattr(node, "name", None) for node in found.body}
+        return "taken" if self.method in names else "free"
+
+    def install(self) -> None:
+        """Add the method."""
+        if not self.is_installed():
+            self.wrap(probe.resolve(self.target)[2])
+
+    def uninstall(self) -> None:
+        """Take it away."""
+        if self.is_installed() and not self.is_present():
+            owner = probe.resolve(self.target)[2]
+            delattr(owner, self.method)
+            delattr(owner, self._mark)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import hashlib
 import io
 import textwrap
 import tokenize
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from polykv_vllm.seams.probe import LAYOUT_TOKENS
@@ -21,9 +22,20 @@ Definition = Function | ast.ClassDef
 
 @dataclass(frozen=True)
 class SourceTree:
-    """A directory that contains the package `vllm`, or that of another package."""
+    """A directory that contains the package `vllm`, or that of another package.
+
+    Attributes:
+        root: The directory.
+        changed: Modules with another text than their file's.
+
+    """
 
     root: Path
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+    def after(self, edits: Mapping[str, str]) -> "SourceTree":
+        """Return the tree with the text of some modules changed."""
+        return replace(self, changed={**self.changed, **edits})
 
     def path(self, module: str) -> Path:
         """Return the file of a module.
@@ -40,7 +52,9 @@ class SourceTree:
 
     def read(self, module: str) -> tuple[str, ast.Module]:
         """Return a module's text and its syntax tree."""
-        text = self.path(module).read_text()
+        text = self.changed.get(module)
+        if text is None:
+            text = self.path(module).read_text()
         return text, ast.parse(text)
 
     def find(self, target: str) -> tuple[str, Definition]:

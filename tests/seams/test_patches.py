@@ -21,7 +21,17 @@ pytestmark = pytest.mark.skipif(
     registry.vllm_version() != "0.32.0" or shutil.which("patch") is None,
     reason="needs vLLM 0.32.0, which the patches are for, and the program patch",
 )
-PATCHED = ("kv_cache_dtype", "attention_backend", "key_treatment", "engine_config")
+PATCHED = (
+    "kv_cache_dtype",
+    "attention_backend",
+    "layer_cache_dtype",
+    "key_treatment",
+    "prefix_pool",
+    "pool_requests",
+    "pool_reset",
+    "cache_salt",
+    "engine_config",
+)
 
 
 def test_the_series_is_up_to_date(tmp_path: Path) -> None:

@@ -21,13 +21,14 @@ class Assembly:
     Attributes:
         inline: Whether to use it; else the plain Triton code runs.
         key_codes: Bytes of keys ($1) to int8 codes ($0).
-        fields: Planes ($1 low, $2 high, $3 top; or $1 nibbles) to levels ($0).
+        octets: Planes ($1 low, $2 high, $3 top; or $1 nibbles) to levels ($0), for each
+            octet of dimensions (unpack.py).
 
     """
 
     inline: bool = False
     key_codes: str = ""
-    fields: tuple[str, ...] = ()
+    octets: tuple[str, ...] = ()
 
 
 PLAIN = Assembly()
@@ -44,12 +45,14 @@ def assembly_of(tile: Tile) -> Assembly:
     if tile.plane_bits == 8:
         return Assembly(True, keys)
     if tile.plane_bits == 4:
-        return Assembly(True, keys, tuple(_nibble(tile, half) for half in range(2)))
+        return Assembly(True, keys, tuple(_nibble(tile, e // 2 % 2) for e in range(8)))
     return Assembly(True, keys, tuple(_planes(tile, e) for e in range(8)))
 
 
 def _shift(target: str, source: str, right: int) -> str:
     """Shift right by `right` bits, left if negative."""
+    if right == 0:
+        return f"mov.b32 {target}, {source};"
     if right > 0:
         return f"shr.u32 {target}, {source}, {right};"
     return f"shl.b32 {target}, {source}, {-right};"
@@ -60,10 +63,10 @@ def _word(levels: tuple[int, ...]) -> str:
     return hex(sum((level & 0xFF) << (8 * i) for i, level in enumerate(levels)))
 
 
-def _planes(tile: Tile, field: int) -> str:
-    place = field // 2 + 4 * (field % 2)
+def _planes(tile: Tile, octet: int) -> str:
+    place = octet // 2 + 4 * (octet % 2)
     lines = [
-        _shift("a", "$1", field // 2 * 2),
+        _shift("a", "$1", octet // 2 * 2),
         "and.b32 a, a, 0x03030303;",
         _shift("b", "$2", place - 2),
         "lop3.b32 a, b, 0x04040404, a, 0xea;",  # (b & mask) | a

@@ -29,7 +29,8 @@ from polykv_vllm.kernels.triton.softmax import (
     MINUS_INF,
     PROB_MAX,
     finite_scales,
-    fold,
+    fold_values,
+    fold_weights,
     int8_terms,
     tile_probabilities,
     two_term_dot,
@@ -39,8 +40,9 @@ from polykv_vllm.kernels.triton.unpack import (
     key_codes,
     load_keys,
     load_scales,
+    load_values,
     subtile_offsets,
-    value_levels,
+    value_octet,
 )
 
 SPLIT_TILES = tl.constexpr(4)
@@ -133,9 +135,15 @@ def _attend_tile(
         poisoned = tl.max((visible & bad[None, :]).to(tl.int32), axis=1) > 0
         part_total = tl.where(poisoned, float("nan"), part_total)
     prob_high, prob_low = int8_terms(prob, STACKED)
-    values = tl.trans(value_levels(cache, at, token, keys, T, A))
-    part = two_term_dot(prob_high, prob_low, values, STACKED, INT8).to(tl.float32)
-    return fold(peak, total, acc, part_peak, part_total, part, factor)
+    peak, total, old, fresh = fold_weights(peak, total, part_peak, part_total)
+    packed = load_values(cache, at, token, keys, T)
+    folded = ()
+    for e in tl.static_range(8):
+        values = tl.trans(value_octet(packed, e, T, A))
+        part = two_term_dot(prob_high, prob_low, values, STACKED, INT8)
+        part = part.to(tl.float32)
+        folded = folded + (fold_values(acc[e], old, part, fresh * factor),)
+    return peak, total, folded
 
 
 @triton.jit
@@ -149,6 +157,40 @@ def _load_queries(terms, row_scale, correction, row, valid, D: tl.constexpr, STA
         high = tl.reshape(both, (2 * row.shape[0], D))
     scale = tl.load(row_scale + row, mask=valid, other=0.0)
     return high, low, scale, tl.load(correction + row, mask=valid, other=0)
+
+
+@triton.jit
+def _zeros(ROWS: tl.constexpr, DIMS: tl.constexpr):
+    """Return eight accumulators, one for each octet of dimensions."""
+    zero = tl.zeros((ROWS, DIMS), tl.float32)
+    return zero, zero, zero, zero, zero, zero, zero, zero
+
+
+@triton.jit
+def _write_state(
+    state, part_acc, part_peak, part_total, place, valid, continued, D: tl.constexpr
+):
+    """Store the state of a split, folded into what is there if it continues a chain."""
+    peak, total, acc = state
+    index = tl.arange(0, D // 8)
+    dim = index // 8 * 64 + index % 8
+    to = part_acc + (place * D)[:, None] + dim[None, :]
+    old = tl.zeros(peak.shape, tl.float32)
+    fresh = old + 1.0
+    if continued:
+        before = tl.load(part_peak + place, mask=valid, other=MINUS_INF)
+        before_total = tl.load(part_total + place, mask=valid, other=0.0)
+        peak, total, old, fresh = fold_weights(before, before_total, peak, total)
+    tl.store(part_peak + place, peak, mask=valid)
+    tl.store(part_total + place, total, mask=valid)
+    for e in tl.static_range(8):
+        values = acc[e]
+        if continued:
+            before_acc = tl.load(to + 8 * e, mask=valid[:, None], other=0.0)
+            values = fold_values(before_acc, old, values, fresh)
+        tl.store(to + 8 * e, values, mask=valid[:, None])
+    # The next split of a chain may read this state with other threads.
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -226,7 +268,7 @@ def attend_kernel(
         for split in range(split_begin, split_end):
             peak = tl.full((ROWS,), MINUS_INF, tl.float32)
             total = tl.zeros((ROWS,), tl.float32)
-            acc = tl.zeros((ROWS, D), tl.float32)
+            acc = _zeros(ROWS, D // 8)
             tile_begin = tl.maximum(split * SPLIT_TILES, first // TILE_TOKENS)
             tile_end = tl.minimum(
                 (split + 1) * SPLIT_TILES, (last + TILE_TOKENS - 1) // TILE_TOKENS
@@ -250,19 +292,16 @@ def attend_kernel(
                 )
             place = slot + tl.where(chained > 0, 0, split)
             place = (tl.program_id(1) * num_slots + place).to(tl.int64) * GROUP + r % GROUP
-            to = part_acc + (place * D)[:, None] + tl.arange(0, D)[None, :]
-            if (chained > 0) & (split > split_begin):
-                before = tl.load(part_peak + place, mask=valid, other=MINUS_INF)
-                before_total = tl.load(part_total + place, mask=valid, other=0.0)
-                before_acc = tl.load(to, mask=valid[:, None], other=0.0)
-                peak, total, acc = fold(
-                    before, before_total, before_acc, peak, total, acc, 1.0
-                )
-            tl.store(part_peak + place, peak, mask=valid)
-            tl.store(part_total + place, total, mask=valid)
-            tl.store(to, acc, mask=valid[:, None])
-            # The next split of a chain may read this state with other threads.
-            tl.debug_barrier()
+            _write_state(
+                (peak, total, acc),
+                part_acc,
+                part_peak,
+                part_total,
+                place,
+                valid,
+                (chained > 0) & (split > split_begin),
+                D,
+            )
 
 
 @triton.jit
@@ -309,7 +348,8 @@ def finish_kernel(
         part_top = tl.load(part_peak + place, mask=valid, other=MINUS_INF)
         part_sum = tl.load(part_total + place, mask=valid, other=0.0)
         values = tl.load(at, mask=valid[:, None], other=0.0)
-        peak, total, acc = fold(peak, total, acc, part_top, part_sum, values, 1.0)
+        peak, total, old, fresh = fold_weights(peak, total, part_top, part_sum)
+        acc = fold_values(acc, old, values, fresh)
     factor = tl.where(total == 0, 0.0, 1.0 / tl.where(total == 0, 1.0, total))
     scale = tl.load(row_scale + token * HEADS + head, mask=valid, other=0.0)
     factor = tl.where(scale != scale, scale, factor)  # a query with an inf or a NaN

@@ -40,8 +40,10 @@ def load_rows(pointers, mask, DTYPE: tl.constexpr):
     """Load as fp32; bf16 comes as int16, so that every GPU can."""
     if DTYPE == 0:
         bits = tl.load(pointers, mask=mask, other=0).to(tl.int32)
-        return float_of(bits << 16)
-    return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+        x = float_of(bits << 16)
+    else:
+        x = tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+    return x
 
 
 @triton.jit

@@ -37,8 +37,10 @@ def int8_dot(a, b, INT8: tl.constexpr):
     and so are sums below 2^24.
     """
     if INT8:
-        return tl.dot(a, b, out_dtype=tl.int32)
-    return tl.dot(a.to(tl.float16), b.to(tl.float16)).to(tl.int32)
+        out = tl.dot(a, b, out_dtype=tl.int32)
+    else:
+        out = tl.dot(a.to(tl.float16), b.to(tl.float16)).to(tl.int32)
+    return out
 
 
 @triton.jit
@@ -52,8 +54,10 @@ def two_term_dot(high, low, b, STACKED: tl.constexpr, INT8: tl.constexpr):
         both = int8_dot(high, b, INT8)
         pair = tl.reshape(both, (2, high.shape[0] // 2, b.shape[1]))
         weight = 256 - 255 * tl.arange(0, 2)[:, None, None]
-        return tl.sum(pair * weight, axis=0)
-    return int8_dot(high, b, INT8) * 256 + int8_dot(low, b, INT8)
+        out = tl.sum(pair * weight, axis=0)
+    else:
+        out = int8_dot(high, b, INT8) * 256 + int8_dot(low, b, INT8)
+    return out
 
 
 @triton.jit
@@ -107,17 +111,21 @@ def finite_scales(bits):
 
 
 @triton.jit
-def fold(peak, total, acc, part_peak, part_total, part_acc, part_factor):
-    """Fold a part into a running state; an empty part changes nothing.
+def fold_weights(peak, total, part_peak, part_total):
+    """Return the folded maximum and sum, and what the old and new values weigh.
 
     A state is (maximum, sum of weights, weighted values), the latter two relative to
-    the maximum; `part_acc` counts in units of `part_factor`.
+    the maximum. An empty part changes nothing.
     """
     top = tl.maximum(peak, part_peak)
     offset = tl.where(top == MINUS_INF, 0.0, top)
     old = tl.exp2(peak - offset)
     fresh = tl.exp2(part_peak - offset)
-    total = tl.fma(part_total, fresh, total * old)
-    scaled = (fresh * part_factor)[:, None]
-    acc = tl.fma(part_acc, tl.broadcast_to(scaled, part_acc.shape), acc * old[:, None])
-    return top, total, acc
+    return top, tl.fma(part_total, fresh, total * old), old, fresh
+
+
+@triton.jit
+def fold_values(acc, old, part, fresh):
+    """Fold a part's values `[rows, dims]` into a state's, one rounding each."""
+    weight = tl.broadcast_to(fresh[:, None], part.shape)
+    return tl.fma(part, weight, acc * old[:, None])

@@ -3,7 +3,9 @@
 
 A tile of 128 tokens is read 16 bytes at a time. Keys become int8 codes (7-bit keys
 stay biased: their bias is one number a query row). A value plane's byte holds several
-dimensions of one token; the dimensions are taken apart and joined to `[D, tokens]`.
+dimensions of one token; they are taken apart into eight octets: octet e holds the
+dimensions 64c + 8e + i. Each octet is an operand of its own: joined, they would lie in
+registers dimension by dimension, and the way to the operand would go byte by byte.
 
 On a GPU four bytes share a register and `assembly.py` has the few instructions that
 handle them together. The plain branch says the same element by element: the
@@ -67,12 +69,14 @@ def load_scales(cache, at, token, offset):
 def key_codes(keys, T: tl.constexpr, A: tl.constexpr):
     """Return int8 codes of 8-bit keys, or codes + 64 of 7-bit keys."""
     if A.inline:
-        return tl.inline_asm_elementwise(
+        codes = tl.inline_asm_elementwise(
             A.key_codes, "=r,r", [keys], dtype=tl.int8, is_pure=True, pack=4
         )
-    if T.key_bits == 7:
-        return keys & 0x7F
-    return (keys.to(tl.int32) ^ 0x80).to(tl.int8)
+    elif T.key_bits == 7:
+        codes = keys & 0x7F
+    else:
+        codes = (keys.to(tl.int32) ^ 0x80).to(tl.int8)
+    return codes
 
 
 @triton.jit
@@ -85,36 +89,47 @@ def _levels(codes, T: tl.constexpr):
 
 
 @triton.jit
-def _field_of_planes(low, high, top, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
-    """Return levels of the dimensions 64c + 8E + i, `[D/8, 128]`.
+def _octet_of_planes(low, high, top, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
+    """Return levels of 3-bit planes, with 7-bit keys of three planes and the top bits.
 
-    Bits 0 and 1 of the code lie in `low`, bit 2 in `high`, bit 3 in `top` (only with
-    7-bit keys; laid out like `high`).
+    Bits 0 and 1 of the code lie in `low`, bit 2 in `high`, bit 3 in `top`, which is
+    laid out like `high`.
     """
     if A.inline:
-        if T.key_bits == 7:
-            return tl.inline_asm_elementwise(
-                A.fields[E],
-                "=r,r,r,r",
-                [low, high, top],
-                dtype=tl.int8,
-                is_pure=True,
-                pack=4,
-            )
-        return tl.inline_asm_elementwise(
-            A.fields[E], "=r,r,r", [low, high], dtype=tl.int8, is_pure=True, pack=4
+        # Formats without top bits name two operands only.
+        levels = tl.inline_asm_elementwise(
+            A.octets[E],
+            "=r,r,r,r",
+            [low, high, top],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
         )
-    place: tl.constexpr = E // 2 + 4 * (E % 2)
-    code = (low.to(tl.int32) >> (E // 2 * 2)) & 3
-    code += ((high.to(tl.int32) >> place) & 1) << 2
-    if T.key_bits == 7:
-        code += ((top.to(tl.int32) >> place) & 1) << 3
-    return _levels(code, T)
+    else:
+        place: tl.constexpr = E // 2 + 4 * (E % 2)
+        code = (low.to(tl.int32) >> (E // 2 * 2)) & 3
+        code += ((high.to(tl.int32) >> place) & 1) << 2
+        if T.key_bits == 7:
+            code += ((top.to(tl.int32) >> place) & 1) << 3
+        levels = _levels(code, T)
+    return levels
+
+
+@triton.jit
+def _octet_of_nibbles(plane, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
+    """Return levels of 4-bit codes: the lower or the upper nibbles."""
+    if A.inline:
+        levels = tl.inline_asm_elementwise(
+            A.octets[E], "=r,r", [plane], dtype=tl.int8, is_pure=True, pack=4
+        )
+    else:
+        levels = _levels((plane.to(tl.int32) >> (E // 2 % 2 * 4)) & 15, T)
+    return levels
 
 
 @triton.jit
 def _top_bits(keys, T: tl.constexpr):
-    """Gather bit 7 of eight neighbouring key bytes; `[D/8, 128]`, laid out like `high`."""
+    """Gather bit 7 of eight neighbouring key bytes: `[D/8, 128]`, laid out like `high`."""
     D: tl.constexpr = T.head_dim
     place = tl.arange(0, 8)[None, None, :]
     shift = (place >> 1) + 4 * (place & 1)
@@ -123,56 +138,51 @@ def _top_bits(keys, T: tl.constexpr):
 
 
 @triton.jit
-def _plane_values(cache, at, token, keys, T: tl.constexpr, A: tl.constexpr):
-    """Take 3-bit planes apart; `[D, 128]`."""
+def load_values(cache, at, token, keys, T: tl.constexpr):
+    """Return the packed values of a tile, as `value_octet` takes them apart.
+
+    Tensors `[D/8, 128]` int8. Row (c, i) of plane part h has the dimensions with
+    `dim % 16 // 8 == h` of 64c.. that its bytes hold.
+    """
     D: tl.constexpr = T.head_dim
     row = tl.arange(0, D // 8)
-    low_row = row // 8 * 16 + row % 8
-    low0 = _load_plane(cache, at, token, T.values_at, low_row, D // 4)
-    low1 = _load_plane(cache, at, token, T.values_at, low_row + 8, D // 4)
-    high = _load_plane(cache, at, token, T.high_at, row, D // 8)
-    top = high
-    if T.key_bits == 7:
-        top = _top_bits(keys, T)
-    a = tl.join(
-        _field_of_planes(low0, high, top, 0, T, A),
-        _field_of_planes(low0, high, top, 4, T, A),
-    )
-    b = tl.join(
-        _field_of_planes(low0, high, top, 2, T, A),
-        _field_of_planes(low0, high, top, 6, T, A),
-    )
-    c = tl.join(
-        _field_of_planes(low1, high, top, 1, T, A),
-        _field_of_planes(low1, high, top, 5, T, A),
-    )
-    d = tl.join(
-        _field_of_planes(low1, high, top, 3, T, A),
-        _field_of_planes(low1, high, top, 7, T, A),
-    )
-    fields = tl.join(tl.join(a, b), tl.join(c, d))  # field 4u + 2v + w at [..., u, v, w]
-    parts = tl.reshape(fields, (D // 64, 8, TILE_TOKENS, 2, 2, 2))
-    return tl.reshape(tl.trans(parts, (0, 3, 4, 5, 1, 2)), (D, TILE_TOKENS))
-
-
-@triton.jit
-def _nibble(plane, HALF: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
-    if A.inline:
-        return tl.inline_asm_elementwise(
-            A.fields[HALF], "=r,r", [plane], dtype=tl.int8, is_pure=True, pack=4
-        )
-    return _levels((plane.to(tl.int32) >> (4 * HALF)) & 15, T)
-
-
-@triton.jit
-def value_levels(cache, at, token, keys, T: tl.constexpr, A: tl.constexpr):
-    """Return the tile's values as int8 levels `[D, 128]`; multiply by their scales."""
-    D: tl.constexpr = T.head_dim
+    chunk = row // 8
+    lane = row % 8
     if T.plane_bits == 3:
-        return _plane_values(cache, at, token, keys, T, A)
-    if T.plane_bits == 8:
-        return _load_plane(cache, at, token, T.values_at, tl.arange(0, D), D)
-    plane = _load_plane(cache, at, token, T.values_at, tl.arange(0, D // 2), D // 2)
-    fields = tl.join(_nibble(plane, 0, T, A), _nibble(plane, 1, T, A))
-    parts = tl.reshape(fields, (D // 32, 16, TILE_TOKENS, 2))
-    return tl.reshape(tl.trans(parts, (0, 3, 1, 2)), (D, TILE_TOKENS))
+        low = chunk * 16 + lane
+        packed = (
+            _load_plane(cache, at, token, T.values_at, low, D // 4),
+            _load_plane(cache, at, token, T.values_at, low + 8, D // 4),
+            _load_plane(cache, at, token, T.high_at, row, D // 8),
+        )
+        if T.key_bits == 7:
+            packed = packed + (_top_bits(keys, T),)
+        else:
+            packed = packed + (packed[2],)
+    elif T.plane_bits == 4:
+        low = chunk * 32 + lane
+        packed = (
+            _load_plane(cache, at, token, T.values_at, low, D // 2),
+            _load_plane(cache, at, token, T.values_at, low + 8, D // 2),
+            _load_plane(cache, at, token, T.values_at, low + 16, D // 2),
+            _load_plane(cache, at, token, T.values_at, low + 24, D // 2),
+        )
+    else:
+        packed = ()
+        for e in tl.static_range(8):
+            at_row = chunk * 64 + 8 * e + lane
+            packed = packed + (_load_plane(cache, at, token, T.values_at, at_row, D),)
+    return packed
+
+
+@triton.jit
+def value_octet(packed, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
+    """Return int8 levels of the dimensions 64c + 8E + i: `[D/8, 128]`, rows (c, i)."""
+    if T.plane_bits == 3:
+        levels = _octet_of_planes(packed[E % 2], packed[2], packed[3], E, T, A)
+    elif T.plane_bits == 4:
+        # E = 2 * (2 * chunk of 32 + nibble) + part
+        levels = _octet_of_nibbles(packed[E // 4 * 2 + E % 2], E, T, A)
+    else:
+        levels = packed[E]
+    return levels

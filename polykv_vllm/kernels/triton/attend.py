@@ -45,8 +45,9 @@ from polykv_vllm.kernels.triton.unpack import (
     value_octet,
 )
 
-SPLIT_TILES = tl.constexpr(4)
+SPLIT_TILES = tl.constexpr(8)
 QUERY_TINY = tl.constexpr(1e-34)
+SCALE_TINY = tl.constexpr(1e-37)
 ITEM_FIELDS = tl.constexpr(6)
 
 
@@ -95,7 +96,9 @@ def prepare_kernel(
     to = terms + (row.to(tl.int64) * 2 * D)[:, None] + tl.arange(0, D)[None, :]
     tl.store(to, high, mask=mask[:, None])
     tl.store(to + D, low, mask=mask[:, None])
-    scale = tl.where(finite, peak * (softmax_scale / PROB_MAX), float("nan"))
+    # Never zero: hidden scores are -inf, and 0 * inf is NaN.
+    scale = tl.maximum(peak * (softmax_scale / PROB_MAX), SCALE_TINY)
+    scale = tl.where(finite, scale, float("nan"))
     tl.store(row_scale + row, scale, mask=mask)
     bias = 64 if T.key_bits == 7 else 0
     tl.store(correction + row, -bias * tl.sum(codes, axis=1), mask=mask)
@@ -126,7 +129,9 @@ def _attend_tile(
     dots = two_term_dot(high, low, codes, STACKED, INT8) + correction[:, None]
     scores = dots.to(tl.float32) * key_scale[None, :]
     position = (tl.arange(0, TILE_TOKENS) + tile * TILE_TOKENS)[None, :]
-    visible = (position < end[:, None]) & (position >= begin[:, None])
+    # One comparison: positions before `begin` wrap around to large numbers.
+    length = (end - begin)[:, None].to(tl.uint32)
+    visible = (position - begin[:, None]).to(tl.uint32) < length
     prob, factor, part_peak, part_total = tile_probabilities(
         scores, row_scale, value_scale, visible
     )
@@ -136,7 +141,7 @@ def _attend_tile(
         part_total = tl.where(poisoned, float("nan"), part_total)
     prob_high, prob_low = int8_terms(prob, STACKED)
     peak, total, old, fresh = fold_weights(peak, total, part_peak, part_total)
-    packed = load_values(cache, at, token, keys, T)
+    packed = load_values(cache, at, token, keys, T, A, INT8)
     folded = ()
     for e in tl.static_range(8):
         values = tl.trans(value_octet(packed, e, T, A))

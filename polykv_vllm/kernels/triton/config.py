@@ -14,7 +14,7 @@ MIN_CAPABILITY = 75
 INT8_CAPABILITY = 80  # below, Triton has no int8 matrix product
 MIN_TRITON = (3, 4)
 
-LARGE_ROWS = 64
+LARGE_ROWS = 32
 """Query rows of an item with many readers, or of a chunk of a prefill."""
 
 
@@ -79,23 +79,27 @@ def small_rows(group: int) -> int:
     return max(8, 1 << (group - 1).bit_length())
 
 
-# (rows <= 8?, head_dim) -> launch; per architecture or format only where they differ.
-_ATTEND: dict[tuple[bool, int], LaunchConfig] = {
-    (True, 64): LaunchConfig(4, 3),
-    (True, 128): LaunchConfig(4, 3),
-    (True, 256): LaunchConfig(8, 2),
-    (False, 64): LaunchConfig(4, 2),
-    (False, 128): LaunchConfig(8, 2),
-    (False, 256): LaunchConfig(8, 1),
+# (rows, head_dim) -> launch; per architecture or format only where they differ. One warp
+# for 16 rows of the matrix instruction: Triton would have further warps repeat it.
+_ATTEND: dict[tuple[int, int], LaunchConfig] = {
+    (8, 64): LaunchConfig(1, 3),
+    (8, 128): LaunchConfig(1, 3),
+    (8, 256): LaunchConfig(1, 2),
+    (16, 64): LaunchConfig(1, 3),
+    (16, 128): LaunchConfig(1, 3),
+    (16, 256): LaunchConfig(1, 2),
+    (32, 64): LaunchConfig(2, 3),
+    (32, 128): LaunchConfig(2, 3),
+    (32, 256): LaunchConfig(2, 2),
 }
-_EXCEPTIONS: dict[tuple[int, str, bool, int], LaunchConfig] = {}
+_EXCEPTIONS: dict[tuple[int, str, int, int], LaunchConfig] = {}
 
 
 def attend_config(
     device: DeviceConfig, fmt: FormatSpec, head_dim: int, rows: int
 ) -> LaunchConfig:
     """Return how `attend_kernel` is launched."""
-    key = (rows <= 8, head_dim)
+    key = (rows, head_dim)
     return _EXCEPTIONS.get((device.capability, fmt.name, *key), _ATTEND[key])
 
 

@@ -29,7 +29,7 @@ from polykv_vllm.kernels.triton.tile import Tile, tile_of
 from polykv_vllm.keys import KeyTransform
 
 SCRATCH_BYTES = 256 << 20
-PROGRAMS_PER_PROCESSOR = 4
+PROGRAMS_PER_PROCESSOR = 8
 PREPARE_ROWS = 8
 
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}

@@ -20,6 +20,7 @@ from polykv_vllm.kernels.triton.rows import (
     float_of,
     round_to_int,
 )
+from polykv_vllm.kernels.triton.unpack import int8_dot
 
 # Both terms of a probability fit in int8: 127 * 256 + 127.
 PROB_MAX = tl.constexpr(32639.0)
@@ -27,20 +28,6 @@ PROB_TINY = tl.constexpr(2e-34)  # below, the reciprocal would leave fp32
 # Weights are at most 1 and are summed in units of 2^-21.
 WEIGHT_UNITS = tl.constexpr(2097152.0)
 MINUS_INF = tl.constexpr(float("-inf"))
-
-
-@triton.jit
-def int8_dot(a, b, INT8: tl.constexpr):
-    """Multiply int8 matrices exactly, int32 result.
-
-    Without an int8 instruction (sm_75) through fp16: products of int8 are exact there,
-    and so are sums below 2^24.
-    """
-    if INT8:
-        out = tl.dot(a, b, out_dtype=tl.int32)
-    else:
-        out = tl.dot(a.to(tl.float16), b.to(tl.float16)).to(tl.int32)
-    return out
 
 
 @triton.jit
@@ -66,7 +53,7 @@ def tile_probabilities(scores, row_scale, value_scale, visible):
 
     Args:
         scores: `[rows, tokens]` fp32, keys' scales multiplied in.
-        row_scale: `[rows]` fp32, to base 2.
+        row_scale: `[rows]` fp32, to base 2, positive.
         value_scale: `[tokens]` fp32, finite and not negative.
         visible: `[rows, tokens]`, what each row attends to.
 
@@ -75,11 +62,11 @@ def tile_probabilities(scores, row_scale, value_scale, visible):
         the sum of the weights, each `[rows]` fp32.
 
     """
-    highest = tl.max(tl.where(visible, scores, MINUS_INF), axis=1)
+    scores = tl.where(visible, scores, MINUS_INF)
+    highest = tl.max(scores, axis=1)
     hidden = highest == MINUS_INF
     offset = tl.where(hidden, 0.0, highest * row_scale)
     weight = tl.exp2(tl.fma(scores, row_scale[:, None], -offset[:, None]))
-    weight = tl.where(visible, weight, 0.0)
     units = bits_of(tl.fma(weight, WEIGHT_UNITS, MAGIC)) - MAGIC_BITS
     total = tl.sum(units, axis=1).to(tl.float32) * (1.0 / WEIGHT_UNITS)
     prob = weight * value_scale[None, :]

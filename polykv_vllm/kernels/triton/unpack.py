@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device code from packed tiles to the int8 operands of the matrix products.
 
-A tile of 128 tokens is read 16 bytes at a time. Keys become int8 codes (7-bit keys
+A tile of 64 tokens is read 16 bytes at a time. Keys become int8 codes (7-bit keys
 stay biased: their bias is one number a query row). A value plane's byte holds several
 dimensions of one token; they are taken apart into eight octets: octet e holds the
 dimensions 64c + 8e + i. Each octet is an operand of its own: joined, they would lie in
@@ -15,8 +15,22 @@ interpreter runs it, and the device check compares the two.
 import triton
 import triton.language as tl
 
-TILE_TOKENS = tl.constexpr(128)
-SUBTILES = tl.constexpr(8)
+TILE_TOKENS = tl.constexpr(64)
+SUBTILES = tl.constexpr(4)
+
+
+@triton.jit
+def int8_dot(a, b, INT8: tl.constexpr):
+    """Multiply int8 matrices exactly, int32 result.
+
+    Without an int8 instruction (sm_75) through fp16: products of int8 are exact there,
+    and so are sums below 2^24.
+    """
+    if INT8:
+        out = tl.dot(a, b, out_dtype=tl.int32)
+    else:
+        out = tl.dot(a.to(tl.float16), b.to(tl.float16)).to(tl.int32)
+    return out
 
 
 @triton.jit
@@ -29,8 +43,8 @@ def subtile_offsets(
     their tokens are hidden later.
 
     Returns:
-        Offsets of their blocks' tiles `[8]` int64, and their first tokens in these
-        `[8]` int32.
+        Offsets of their blocks' tiles `[4]` int64, and their first tokens in these
+        `[4]` int32.
 
     """
     position = tl.arange(0, SUBTILES) * 16 + tile * TILE_TOKENS
@@ -50,7 +64,7 @@ def load_keys(cache, at, token, T: tl.constexpr):
 
 @triton.jit
 def _load_plane(cache, at, token, offset, row, ROWS: tl.constexpr):
-    """Return rows `row` of a plane with `ROWS` rows, `[len(row), 128]` int8."""
+    """Return rows `row` of a plane with `ROWS` rows, `[len(row), tokens]` int8."""
     base = at + offset + token * ROWS
     lane = tl.arange(0, 16)
     place = base[None, :, None] + row[:, None, None] * 16 + lane[None, None, :]
@@ -59,7 +73,7 @@ def _load_plane(cache, at, token, offset, row, ROWS: tl.constexpr):
 
 @triton.jit
 def load_scales(cache, at, token, offset):
-    """Return the bits of 128 bf16 scales as fp32 bits, int32."""
+    """Return the bits of the bf16 scales as fp32 bits, int32."""
     place = (at + offset + 2 * token)[:, None] + 2 * tl.arange(0, 16)[None, :]
     bits = tl.load((cache + place).to(tl.pointer_type(tl.int16)))
     return tl.reshape(bits.to(tl.int32) << 16, (TILE_TOKENS,))
@@ -128,20 +142,39 @@ def _octet_of_nibbles(plane, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
 
 
 @triton.jit
-def _top_bits(keys, T: tl.constexpr):
-    """Gather bit 7 of eight neighbouring key bytes: `[D/8, 128]`, laid out like `high`."""
+def _top_bits(keys, T: tl.constexpr, A: tl.constexpr, INT8: tl.constexpr):
+    """Gather bit 7 of eight neighbouring key bytes: `[D/8, tokens]`, laid out like `high`.
+
+    As a matrix product: byte by byte it would take ten times the instructions, and
+    the keys are in the registers of a second operand already. A set bit counts -128,
+    the weights are -2^place.
+    """
     D: tl.constexpr = T.head_dim
-    place = tl.arange(0, 8)[None, None, :]
-    shift = (place >> 1) + 4 * (place & 1)
-    bits = (tl.reshape(keys, (TILE_TOKENS, D // 8, 8)).to(tl.int32) >> 7) & 1
-    return tl.trans(tl.sum(bits << shift, axis=2).to(tl.int8))
+    if A.inline:
+        bits = tl.inline_asm_elementwise(
+            "and.b32 $0, $1, 0x80808080;",
+            "=r,r",
+            [keys],
+            dtype=tl.int8,
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        bits = (keys.to(tl.int32) & 0x80).to(tl.int8)
+    dim = tl.arange(0, D)[None, :]
+    place = (dim % 8 >> 1) + 4 * (dim & 1)
+    here = dim // 8 == tl.arange(0, D // 8)[:, None]
+    weights = tl.where(here, -(1 << place), 0).to(tl.int8)
+    return (int8_dot(weights, tl.trans(bits), INT8) >> 7).to(tl.int8)
 
 
 @triton.jit
-def load_values(cache, at, token, keys, T: tl.constexpr):
+def load_values(
+    cache, at, token, keys, T: tl.constexpr, A: tl.constexpr, INT8: tl.constexpr
+):
     """Return the packed values of a tile, as `value_octet` takes them apart.
 
-    Tensors `[D/8, 128]` int8. Row (c, i) of plane part h has the dimensions with
+    Tensors `[D/8, tokens]` int8. Row (c, i) of plane part h has the dimensions with
     `dim % 16 // 8 == h` of 64c.. that its bytes hold.
     """
     D: tl.constexpr = T.head_dim
@@ -156,7 +189,7 @@ def load_values(cache, at, token, keys, T: tl.constexpr):
             _load_plane(cache, at, token, T.high_at, row, D // 8),
         )
         if T.key_bits == 7:
-            packed = packed + (_top_bits(keys, T),)
+            packed = packed + (_top_bits(keys, T, A, INT8),)
         else:
             packed = packed + (packed[2],)
     elif T.plane_bits == 4:
@@ -177,7 +210,7 @@ def load_values(cache, at, token, keys, T: tl.constexpr):
 
 @triton.jit
 def value_octet(packed, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
-    """Return int8 levels of the dimensions 64c + 8E + i: `[D/8, 128]`, rows (c, i)."""
+    """Return int8 levels of the dimensions 64c + 8E + i: `[D/8, tokens]`, rows (c, i)."""
     if T.plane_bits == 3:
         levels = _octet_of_planes(packed[E % 2], packed[2], packed[3], E, T, A)
     elif T.plane_bits == 4:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 from polykv_vllm.formats import FormatSpec
 
-MIN_CAPABILITY = 75
-INT8_CAPABILITY = 80  # below, Triton has no int8 matrix product
+MIN_CAPABILITY = 80
+"""Triton 3.9 makes no matrix instruction for sm_75, int8 or fp16: attention compiles to
+scalar multiply-adds there and spills its registers (docs/gpu.md)."""
+INT8_CAPABILITY = 80
 MIN_TRITON = (3, 4)
 
 LARGE_ROWS = 32
@@ -69,7 +71,8 @@ def device_config(capability: int) -> DeviceConfig:
     if capability < MIN_CAPABILITY:
         raise NotImplementedError(
             f"compute capability {capability // 10}.{capability % 10} is not "
-            f"supported; polykv's GPU kernels need 7.5 (Turing) or later"
+            "supported: Triton has no matrix instructions for it. polykv's GPU kernels "
+            "need 8.0 (Ampere) or later"
         )
     return DeviceConfig(capability, capability >= INT8_CAPABILITY, True)
 

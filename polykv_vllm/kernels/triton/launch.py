@@ -177,6 +177,27 @@ class Scratch:
 SCRATCH = Scratch()
 
 
+def _check_logits(logits: Any) -> None:
+    """Refuse what `ops.LogitTerms` can say and the kernels cannot do yet.
+
+    Raises:
+        NotImplementedError: There is a soft cap, a slope or a sink.
+
+    """
+    if logits is None:
+        return
+    asked = {
+        "a logits soft cap": logits.soft_cap > 0,
+        "ALiBi slopes": logits.alibi_slopes is not None,
+        "attention sinks": logits.sinks is not None,
+    }
+    if names := [name for name, is_asked in asked.items() if is_asked]:
+        raise NotImplementedError(
+            f"the Triton kernels have no {' and no '.join(names)} yet; the CPU kernels "
+            "have"
+        )
+
+
 def heads_in_flight(slots: int, group: int, head_dim: int, kv_heads: int) -> int:
     """Return how many KV heads' states fit `SCRATCH_BYTES`, at least one."""
     bytes_per_head = slots * group * (head_dim + 2) * 4
@@ -194,8 +215,10 @@ class LayerAttention:
         fast: bool,
         num_threads: int,
         key_transform: KeyTransform | None,
+        logits: Any = None,
     ) -> None:
         del num_threads
+        _check_logits(logits)
         if fast:
             raise NotImplementedError(
                 "the Triton kernels have no fast mode (8-bit probabilities); the CPU "

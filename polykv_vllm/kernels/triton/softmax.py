@@ -42,6 +42,10 @@ def two_term_dot(high, low, b, STACKED: tl.constexpr, INT8: tl.constexpr):
         pair = tl.reshape(both, (2, high.shape[0] // 2, b.shape[1]))
         weight = 256 - 255 * tl.arange(0, 2)[:, None, None]
         out = tl.sum(pair * weight, axis=0)
+    elif INT8:
+        # On top of the first product: one accumulator in registers, not two.
+        out = int8_dot(high, b, INT8) * 256
+        out = tl.dot(low, b, out, out_dtype=tl.int32)
     else:
         out = int8_dot(high, b, INT8) * 256 + int8_dot(low, b, INT8)
     return out

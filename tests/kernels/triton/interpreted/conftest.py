@@ -1,0 +1,14 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels run by Triton's interpreter on CPU tensors."""
+
+import pytest
+
+from tests.gpu_cases import INTERPRETED, speed_up_interpreter
+
+if INTERPRETED:
+    speed_up_interpreter()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(one_torch_thread: None) -> None:
+    """Apply to every test of this directory."""

@@ -87,13 +87,13 @@ def small_rows(group: int) -> int:
 _ATTEND: dict[tuple[int, int], LaunchConfig] = {
     (8, 64): LaunchConfig(1, 3),
     (8, 128): LaunchConfig(1, 3),
-    (8, 256): LaunchConfig(1, 2),
+    (8, 256): LaunchConfig(2, 2),
     (16, 64): LaunchConfig(1, 3),
     (16, 128): LaunchConfig(1, 3),
-    (16, 256): LaunchConfig(1, 2),
+    (16, 256): LaunchConfig(2, 2),
     (32, 64): LaunchConfig(2, 3),
-    (32, 128): LaunchConfig(2, 3),
-    (32, 256): LaunchConfig(2, 2),
+    (32, 128): LaunchConfig(2, 2),
+    (32, 256): LaunchConfig(4, 2),
 }
 _EXCEPTIONS: dict[tuple[int, str, int, int], LaunchConfig] = {}
 

@@ -230,7 +230,7 @@ def _inspect(cubin: bytes) -> tuple[dict[str, int], str]:
 
 
 def _innermost_loop(listing: str) -> tuple[int, int]:
-    """Return (instructions, matrix instructions) of the loop with most of the latter."""
+    """Return the instructions of the loop that multiplies most, and its products."""
     instructions: list[str] = []
     labels: dict[str, int] = {}
     for line in listing.splitlines():
@@ -248,16 +248,19 @@ def _innermost_loop(listing: str) -> tuple[int, int]:
         if any((a, b) != (begin, end) and begin <= a and b <= end for a, b in loops):
             continue
         body = instructions[begin : end + 1]
-        matrix = sum(bool(re.search(r"\bI?H?G?MMA\b|\bI[G]?MMA", t)) for t in body)
+        matrix = sum(bool(re.search(r"\b[IH]G?MMA\b", t)) for t in body)
         best = max(best, (matrix, len(body)))
     return best[1], best[0]
 
 
 def table(results: list[tuple[Case, Resources]]) -> str:
     """Return the results as a Markdown table."""
+    head = (
+        "| kernel | format | D | sm | rows | warps | registers | spills | shared | loop "
+        "| matrix |"
+    )
     lines = [
-        "| kernel | format | head size | sm | query rows | warps | registers | spilled "
-        "bytes | shared bytes | loop: instructions | of these matrix |",
+        head,
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for case, got in results:

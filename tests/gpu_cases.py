@@ -20,7 +20,9 @@ only_interpreted = pytest.mark.skipif(
 
 
 @cache
-def _order(fmt: FormatSpec, head_dim: int, block_size: int, to_gpu: bool) -> torch.Tensor:
+def _order(
+    fmt: FormatSpec, head_dim: int, block_size: int, to_gpu: bool
+) -> torch.Tensor:
     cpu = TileLayout(fmt, head_dim, block_size)
     gpu = GpuTileLayout(fmt, head_dim, block_size)
     return torch.tensor(byte_permutation(*((cpu, gpu) if to_gpu else (gpu, cpu))))
@@ -41,24 +43,3 @@ def run_triton(batch: Batch, *, shared: bool = False) -> torch.Tensor:
     cache = reorder(batch.kv_cache, batch.fmt, batch.query.shape[-1], to_gpu=True)
     forest = batch.forest() if shared else None
     return replace(batch, kv_cache=cache).run("triton", forest=forest)
-
-
-def speed_up_interpreter() -> None:
-    """Let device functions be called without looking for what to patch each time.
-
-    Triton's interpreter scans its own modules at every call of a device function, a
-    millisecond each; the kernel's launch has patched what it finds.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    patched: set[int] = set()
-
-    def call(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-        names = self.fn.__globals__
-        if id(names) not in patched and any(v is tl.core for v in names.values()):
-            interpreter._patch_lang(self.fn)
-            patched.add(id(names))
-        return self.rewrite()(*args, **kwargs)
-
-    interpreter.InterpretedFunction.__call__ = call

@@ -9,9 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from polykv_vllm.kernels.triton.config import MIN_TRITON
-
 ISA = "triton"
+MIN_TRITON = (3, 4)
 
 INTERPRET_VARIABLE = "TRITON_INTERPRET"
 

@@ -9,6 +9,9 @@
     attend.py     the kernels of attention
     plan.py       a batch as work lists of fixed capacity
     config.py     block sizes by architecture, format and head size
+    tile.py       what kernels know of a format at compile time
+    assembly.py   PTX for four bytes at a time
+    arguments.py  checks; scratch.py: memory; interpret.py: for tests on a CPU
     launch.py     the operations' two classes
 
 Importing this package imports no Triton; its modules with kernels do.

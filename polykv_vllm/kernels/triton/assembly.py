@@ -90,7 +90,9 @@ def _planes(tile: Tile, octet: int) -> str:
     if start == 0:
         return _block(lines + _look_up(tile.levels, 0))
     order = [code >> 1 | (code & 1) << 2 for code in range(8)]
-    levels = [tile.levels[i + code] for i in range(0, len(tile.levels), 8) for code in order]
+    levels = [
+        tile.levels[i + code] for i in range(0, len(tile.levels), 8) for code in order
+    ]
     return _block(lines + _look_up(tuple(levels), bit))
 
 

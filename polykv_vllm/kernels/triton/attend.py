@@ -261,7 +261,9 @@ def attend_kernel(
         split_begin, split_end = tl.load(item + 3), tl.load(item + 4)
         chained = tl.load(item + 5)
         valid = r // GROUP < tl.load(item + 2)
-        token = tl.load(item_tokens + tl.load(item + 1) + r // GROUP, mask=valid, other=0)
+        token = tl.load(
+            item_tokens + tl.load(item + 1) + r // GROUP, mask=valid, other=0
+        )
         end = tl.load(token_end + token, mask=valid, other=0)
         begin = tl.where(window > 0, tl.maximum(end - window, 0), 0)
         row = token * HEADS + kv_head * GROUP + r % GROUP
@@ -269,7 +271,9 @@ def attend_kernel(
         last = tl.max(end, axis=0)
         first = tl.min(tl.where(valid, begin, last), axis=0)
         slot = tl.load(token_slot + token, mask=valid, other=0)
-        slot -= tl.where(chained > 0, 0, tl.load(token_split + token, mask=valid, other=0))
+        slot -= tl.where(
+            chained > 0, 0, tl.load(token_split + token, mask=valid, other=0)
+        )
         for split in range(split_begin, split_end):
             peak = tl.full((ROWS,), MINUS_INF, tl.float32)
             total = tl.zeros((ROWS,), tl.float32)
@@ -280,7 +284,12 @@ def attend_kernel(
             )
             for tile in range(tile_begin, tile_end):
                 at, offset = subtile_offsets(
-                    table, kv_head.to(tl.int64) * head_stride, tile, last, block_stride, T
+                    table,
+                    kv_head.to(tl.int64) * head_stride,
+                    tile,
+                    last,
+                    block_stride,
+                    T,
                 )
                 peak, total, acc = _attend_tile(
                     (peak, total, acc),
@@ -296,7 +305,9 @@ def attend_kernel(
                     INT8,
                 )
             place = slot + tl.where(chained > 0, 0, split)
-            place = (tl.program_id(1) * num_slots + place).to(tl.int64) * GROUP + r % GROUP
+            place = (tl.program_id(1) * num_slots + place).to(
+                tl.int64
+            ) * GROUP + r % GROUP
             _write_state(
                 (peak, total, acc),
                 part_acc,

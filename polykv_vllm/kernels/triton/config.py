@@ -14,7 +14,6 @@ MIN_CAPABILITY = 80
 """Triton 3.9 makes no matrix instruction for sm_75, int8 or fp16: attention compiles to
 scalar multiply-adds there and spills its registers (docs/gpu.md)."""
 INT8_CAPABILITY = 80
-MIN_TRITON = (3, 4)
 
 LARGE_ROWS = 32
 """Query rows of an item with many readers, or of a chunk of a prefill."""
@@ -82,8 +81,8 @@ def small_rows(group: int) -> int:
     return max(8, 1 << (group - 1).bit_length())
 
 
-# (rows, head_dim) -> launch; per architecture or format only where they differ. One warp
-# for 16 rows of the matrix instruction: Triton would have further warps repeat it.
+# (rows, head_dim) -> launch; per architecture or format only where they differ. One
+# warp for 16 rows of the matrix instruction: Triton would have further warps repeat it.
 _ATTEND: dict[tuple[int, int], LaunchConfig] = {
     (8, 64): LaunchConfig(1, 3),
     (8, 128): LaunchConfig(1, 3),

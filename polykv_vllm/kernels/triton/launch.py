@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operations of one layer on a GPU: checks, scratch memory, launches.
 
-Scratch is bounded and no part of it grows with the context: int8 queries and states
-of prefill rows by the batch's tokens; states of split rows by `SCRATCH_BYTES`, beyond
-which the KV heads go through in several turns.
+Scratch memory is in `scratch.py`, checks are in `arguments.py`.
 """
 
-import math
 import weakref
 from contextlib import nullcontext
 from functools import cache
@@ -16,6 +13,14 @@ import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.kernels.triton import config
+from polykv_vllm.kernels.triton.arguments import (
+    DTYPES,
+    check_logits,
+    check_softmax,
+    kernel_rows,
+    kernel_tile,
+    on_device,
+)
 from polykv_vllm.kernels.triton.assembly import PLAIN, assembly_of
 from polykv_vllm.kernels.triton.attend import (
     attend_kernel,
@@ -24,15 +29,14 @@ from polykv_vllm.kernels.triton.attend import (
 )
 from polykv_vllm.kernels.triton.config import INTERPRETER, DeviceConfig, device_config
 from polykv_vllm.kernels.triton.plan import AttentionPlan, build_plan
+from polykv_vllm.kernels.triton.scratch import SCRATCH, heads_in_flight
 from polykv_vllm.kernels.triton.store import store_kernel
-from polykv_vllm.kernels.triton.tile import Tile, tile_of
+from polykv_vllm.kernels.triton.tile import Tile
 from polykv_vllm.keys import KeyTransform
 
-SCRATCH_BYTES = 256 << 20
 PROGRAMS_PER_PROCESSOR = 8
 PREPARE_ROWS = 8
 
-_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 _LOG2_E = 1.44269504
 # The reference and the CPU kernels multiply and add in two roundings.
 _EXACT = {"enable_fp_fusion": False}
@@ -58,44 +62,6 @@ def _on(tensor: torch.Tensor) -> Any:
     return torch.cuda.device(tensor.device) if is_cuda else nullcontext()
 
 
-def _rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    """Check `[num_tokens, heads, head_dim]` rows; return them as the kernels read them.
-
-    Raises:
-        ValueError: They have another dtype, shape or stride.
-
-    """
-    if rows.dtype not in _DTYPES:
-        raise ValueError(f"{name} must be bf16, fp16 or fp32, not {rows.dtype}")
-    if rows.dim() != 3 or tuple(rows.shape[1:]) != shape or rows.stride(2) != 1:
-        raise ValueError(
-            f"{name} must be [num_tokens, {shape[0]}, {shape[1]}] with a contiguous "
-            f"last dimension, not {list(rows.shape)} with strides {rows.stride()}"
-        )
-    return rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows
-
-
-def _tile(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Tile:
-    """Check a cache; return the constants of its tiles.
-
-    Raises:
-        ValueError: It is not the format's, or not aligned to 16 bytes.
-
-    """
-    tile = tile_of(fmt, head_dim, kv_cache.shape[2])
-    blocks, heads, size, slot_bytes = kv_cache.shape
-    want = (torch.uint8, fmt.slot_bytes(head_dim), slot_bytes, 1)
-    if (kv_cache.dtype, slot_bytes, *kv_cache.stride()[2:]) != want:
-        raise ValueError(
-            f"kv_cache must be uint8 [num_blocks, num_kv_heads, block_size, {want[1]}] "
-            f"with contiguous tiles, not {kv_cache.dtype} {list(kv_cache.shape)} with "
-            f"strides {kv_cache.stride()}"
-        )
-    if any(x % 16 for x in (kv_cache.data_ptr(), *kv_cache.stride()[:2])):
-        raise ValueError("the tiles of kv_cache must be aligned to 16 bytes")
-    return tile
-
-
 class LayerStore:
     """See `ops.layer_store`; tensors on one CUDA device (CPU: the interpreter)."""
 
@@ -115,20 +81,21 @@ class LayerStore:
     ) -> None:
         """Quantize and scatter; arguments as in `ops.reshape_and_cache`."""
         head_dim, heads = key.shape[-1], kv_cache.shape[1]
-        tile = _tile(kv_cache, self._fmt, head_dim)
+        tile = kernel_tile(kv_cache, self._fmt, head_dim)
         self._transform.check_shape(heads, head_dim)
         if key.dtype != value.dtype:
             raise ValueError(f"key is {key.dtype}, value {value.dtype}")
-        keys = _rows("key", key, (heads, head_dim))
-        values = _rows("value", value, (heads, head_dim))
+        keys = kernel_rows("key", key, (heads, head_dim))
+        values = kernel_rows("value", value, (heads, head_dim))
         num_tokens = slot_mapping.shape[0]
         if min(key.shape[0], value.shape[0]) < num_tokens:
             raise ValueError(
-                f"{num_tokens} slots for {key.shape[0]} keys and {value.shape[0]} values"
+                f"{num_tokens} slots for {key.shape[0]} keys and "
+                f"{value.shape[0]} values"
             )
         if num_tokens == 0:
             return
-        self._multipliers = _to(self._multipliers, key)
+        self._multipliers = on_device(self._multipliers, key)
         tokens = config.store_tokens(head_dim)
         with _on(key):
             store_kernel[(-(-num_tokens // tokens), heads)](
@@ -143,65 +110,13 @@ class LayerStore:
                 *kv_cache.stride()[:2],
                 head_dim**-0.5,
                 tile,
-                _DTYPES[key.dtype],
+                DTYPES[key.dtype],
                 self._multipliers is not None,
                 self._transform.rotate,
                 tokens,
                 num_warps=4,
                 **_EXACT,
             )
-
-
-def _to(tensor: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
-    return None if tensor is None else tensor.to(like.device).contiguous()
-
-
-class Scratch:
-    """Memory that all layers use in turn; it grows to what was needed once."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
-
-    def get(
-        self, name: str, count: int, dtype: torch.dtype, device: torch.device
-    ) -> torch.Tensor:
-        """Return at least `count` elements, contents undefined."""
-        key = (name, dtype, device)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < count:
-            buffer = torch.empty(count, dtype=dtype, device=device)
-            self._buffers[key] = buffer
-        return buffer
-
-
-SCRATCH = Scratch()
-
-
-def _check_logits(logits: Any) -> None:
-    """Refuse what `ops.LogitTerms` can say and the kernels cannot do yet.
-
-    Raises:
-        NotImplementedError: There is a soft cap, a slope or a sink.
-
-    """
-    if logits is None:
-        return
-    asked = {
-        "a logits soft cap": logits.soft_cap > 0,
-        "ALiBi slopes": logits.alibi_slopes is not None,
-        "attention sinks": logits.sinks is not None,
-    }
-    if names := [name for name, is_asked in asked.items() if is_asked]:
-        raise NotImplementedError(
-            f"the Triton kernels have no {' and no '.join(names)} yet; the CPU kernels "
-            "have"
-        )
-
-
-def heads_in_flight(slots: int, group: int, head_dim: int, kv_heads: int) -> int:
-    """Return how many KV heads' states fit `SCRATCH_BYTES`, at least one."""
-    bytes_per_head = slots * group * (head_dim + 2) * 4
-    return max(1, min(kv_heads, SCRATCH_BYTES // bytes_per_head))
 
 
 class LayerAttention:
@@ -218,21 +133,13 @@ class LayerAttention:
         logits: Any = None,
     ) -> None:
         del num_threads
-        _check_logits(logits)
+        check_logits(logits)
         if fast:
             raise NotImplementedError(
                 "the Triton kernels have no fast mode (8-bit probabilities); the CPU "
                 "kernels have"
             )
-        if not 0 < scale < math.inf:
-            raise ValueError(
-                f"the softmax scale must be positive and finite, not {scale}"
-            )
-        if sliding_window < 1 and sliding_window != -1:
-            raise ValueError(
-                "sliding_window must be a positive number of keys, or -1 for all, not "
-                f"{sliding_window}"
-            )
+        check_softmax(scale, sliding_window)
         self._fmt, self._scale, self._window = fmt, scale, sliding_window
         self._transform = key_transform or KeyTransform()
         self._multipliers = self._transform.scales
@@ -265,7 +172,7 @@ class LayerAttention:
         """Attend with a plan that is already on the device."""
         _, heads, head_dim = query.shape
         kv_heads = kv_cache.shape[1]
-        tile = _tile(kv_cache, self._fmt, head_dim)
+        tile = kernel_tile(kv_cache, self._fmt, head_dim)
         self._transform.check_shape(kv_heads, head_dim)
         if heads % kv_heads or heads // kv_heads != plan.group:
             raise ValueError(
@@ -274,11 +181,11 @@ class LayerAttention:
             )
         if query.dtype != output.dtype:
             raise ValueError(f"query is {query.dtype}, output {output.dtype}")
-        rows = _rows("query", query, (heads, head_dim))
-        out = _rows("output", output, (heads, head_dim))
+        rows = kernel_rows("query", query, (heads, head_dim))
+        out = kernel_rows("output", output, (heads, head_dim))
         if plan.tokens.numel() == 0:
             return
-        self._multipliers = _to(self._multipliers, query)
+        self._multipliers = on_device(self._multipliers, query)
         with _on(query):
             prepared = self._prepare(rows, query.dtype, tile, plan)
             flight = heads_in_flight(plan.num_slots, plan.group, head_dim, kv_heads)
@@ -309,7 +216,7 @@ class LayerAttention:
             tile,
             rows.shape[1],
             plan.group,
-            _DTYPES[dtype],
+            DTYPES[dtype],
             self._multipliers is not None,
             self._transform.rotate,
             PREPARE_ROWS,
@@ -394,7 +301,7 @@ class LayerAttention:
             tile,
             out.shape[1],
             plan.group,
-            _DTYPES[dtype],
+            DTYPES[dtype],
             1 << (plan.group - 1).bit_length(),
             num_warps=2,
             **_EXACT,

@@ -195,9 +195,7 @@ def _shared_items(
         if not len(splits):
             continue
         requests = readers[first : first + count].tolist()
-        tokens = np.concatenate(
-            [np.arange(starts[r], starts[r + 1]) for r in requests]
-        )
+        tokens = np.concatenate([np.arange(starts[r], starts[r + 1]) for r in requests])
         for i in range(0, len(tokens), most):
             chunk = tokens[i : i + most]
             at = builder.tokens(chunk)

@@ -143,7 +143,7 @@ def _octet_of_nibbles(plane, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
 
 @triton.jit
 def _top_bits(keys, T: tl.constexpr, A: tl.constexpr, INT8: tl.constexpr):
-    """Gather bit 7 of eight neighbouring key bytes: `[D/8, tokens]`, laid out like `high`.
+    """Gather bit 7 of eight neighbouring key bytes; laid out like `high`.
 
     As a matrix product: byte by byte it would take ten times the instructions, and
     the keys are in the registers of a second operand already. A set bit counts -128,
@@ -210,7 +210,7 @@ def load_values(
 
 @triton.jit
 def value_octet(packed, E: tl.constexpr, T: tl.constexpr, A: tl.constexpr):
-    """Return int8 levels of the dimensions 64c + 8E + i: `[D/8, tokens]`, rows (c, i)."""
+    """Return int8 levels of dimensions 64c + 8E + i: `[D/8, tokens]`, rows (c, i)."""
     if T.plane_bits == 3:
         levels = _octet_of_planes(packed[E % 2], packed[2], packed[3], E, T, A)
     elif T.plane_bits == 4:

@@ -46,7 +46,7 @@ def test_the_ops_know_the_kernels_without_triton() -> None:
 
 def test_a_missing_or_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(NotImplementedError, match="not\\s+installed"):
+    with pytest.raises(NotImplementedError, match="not installed"):
         gpu.require_triton()
 
     class Old:

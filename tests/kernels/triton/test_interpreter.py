@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["store", "attention", "bitwise"])
+@pytest.mark.parametrize("name", ["store", "attention", "bitwise", "benchmark"])
 def test_in_the_interpreter(name: str) -> None:
     tests = f"tests/kernels/triton/interpreted/test_{name}.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]

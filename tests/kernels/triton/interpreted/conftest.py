@@ -3,7 +3,8 @@
 
 import pytest
 
-from tests.gpu_cases import INTERPRETED, speed_up_interpreter
+from polykv_vllm.kernels.triton.interpret import speed_up_interpreter
+from tests.gpu_cases import INTERPRETED
 
 if INTERPRETED:
     speed_up_interpreter()

@@ -27,7 +27,8 @@ def test_chunks_change_nothing() -> None:
     batch = make_batch(K7V4, [(22, 540)], kv_heads=1)
     whole = run_triton(batch)
     pieces = [
-        run_triton(batch.chunk(0, begin, end)) for begin, end in ((0, 18), (18, 21), (21, 22))
+        run_triton(batch.chunk(0, begin, end))
+        for begin, end in ((0, 18), (18, 21), (21, 22))
     ]
     assert torch.equal(torch.cat(pieces), whole)
 
@@ -53,10 +54,10 @@ def test_sharing_under_a_window() -> None:
 
 
 def test_turns_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from polykv_vllm.kernels.triton import launch
+    from polykv_vllm.kernels.triton import scratch
 
     batch = make_batch(K8V3, [(1, 40), (9, 9)], kv_heads=3)
     at_once = run_triton(batch)
-    monkeypatch.setattr(launch, "SCRATCH_BYTES", 1)
-    assert launch.heads_in_flight(100, 2, 64, 3) == 1
+    monkeypatch.setattr(scratch, "SCRATCH_BYTES", 1)
+    assert scratch.heads_in_flight(100, 2, 64, 3) == 1
     assert torch.equal(run_triton(batch), at_once)

@@ -8,8 +8,14 @@ from polykv_vllm import ops
 from polykv_vllm.formats import FORMATS, FormatSpec
 from polykv_vllm.keys import KeyTransform
 from tests.gpu_cases import only_interpreted, reorder
-from tests.kernel_cases import DTYPES, FASTEST, FORMAT_LIST, make_batch, new_cache
-from tests.kernel_cases import worst_ratio
+from tests.kernel_cases import (
+    DTYPES,
+    FASTEST,
+    FORMAT_LIST,
+    make_batch,
+    new_cache,
+    worst_ratio,
+)
 
 pytestmark = only_interpreted
 

@@ -256,8 +256,8 @@ def _innermost_loop(listing: str) -> tuple[int, int]:
 def table(results: list[tuple[Case, Resources]]) -> str:
     """Return the results as a Markdown table."""
     head = (
-        "| kernel | format | D | sm | rows | warps | registers | spills | shared | loop "
-        "| matrix |"
+        "| kernel | format | D | sm | rows | warps | registers | spills | shared "
+        "| loop | matrix |"
     )
     lines = [
         head,

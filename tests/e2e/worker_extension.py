@@ -89,7 +89,12 @@ class TestExtension:
         return {
             name: (transform.treatment, _plain(transform)["scales"])
             for name, layer in layers.items()
-            if (transform := getattr(getattr(layer, "impl", None), "key_transform", None)) is not None
+            if (
+                transform := getattr(
+                    getattr(layer, "impl", None), "key_transform", None
+                )
+            )
+            is not None
         }
 
     def polykv_key_projections(self) -> dict[str, Any]:
@@ -109,6 +114,30 @@ class TestExtension:
         """Shape of each layer's cache."""
         layers = self.compilation_config.static_forward_context  # type: ignore
         return {name: list(layer.kv_cache.shape) for name, layer in layers.items()}
+
+    def polykv_layers(self) -> list[dict[str, Any]]:
+        """What each attention layer is, and the bytes of its cache."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return [
+            {
+                "name": name,
+                "impl": type(layer.impl).__name__,
+                "num_heads": layer.impl.num_heads,
+                "num_kv_heads": layer.impl.num_kv_heads,
+                "head_size": layer.impl.head_size,
+                "sliding_window": max(layer.impl.sliding_window, 0),
+                "treatment": layer.impl.key_transform.treatment,
+                "cache_bytes": layer.kv_cache.nbytes,
+            }
+            for name, layer in layers.items()
+            if hasattr(layer, "impl")
+        ]
+
+    def polykv_cache_storages(self) -> list[list[int]]:
+        """Address and bytes of the memory behind each layer's cache."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        storages = [layer.kv_cache.untyped_storage() for layer in layers.values()]
+        return [[storage.data_ptr(), storage.nbytes()] for storage in storages]
 
     def polykv_touch_cache(self) -> None:
         """Write to every cache page, so that using it later takes no new memory."""

@@ -40,7 +40,7 @@ inline VecF tanh(VecF x) {
 }
 
 // Lanes whose number has the bit `distance` set.
-constexpr Mask upper_lanes(int distance) {
+constexpr uint32_t upper_lanes(int distance) {
   return distance == 8   ? 0xff00
          : distance == 4 ? 0xf0f0
          : distance == 2 ? 0xcccc
@@ -60,7 +60,7 @@ inline float reduce_add(VecF a) {
 template <int kDistance, typename Op>
 inline VecF combine(VecF a, VecF b, Op op) {
   const VecF x = op(a, swap_lanes<kDistance>(a)), y = op(b, swap_lanes<kDistance>(b));
-  return select(upper_lanes(kDistance), y, x);
+  return select(lane_mask(upper_lanes(kDistance)), y, x);
 }
 template <typename Op>
 inline VecF reduce_rows(const VecF rows[16], Op op) {
@@ -80,7 +80,7 @@ inline VecF reduce_max_rows(const VecF rows[16]) {
 template <int kDistance>
 inline VecF butterfly(VecF a) {
   return add(swap_lanes<kDistance>(a),
-             select(upper_lanes(kDistance), sub(set1(0.0f), a), a));
+             select(lane_mask(upper_lanes(kDistance)), sub(set1(0.0f), a), a));
 }
 
 template <int kVectors, int kDistance>

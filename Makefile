@@ -13,11 +13,11 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench patches test-next-vllm crash clean
+.PHONY: help setup demo test lint format bench patches test-next-vllm test-triton-compile crash clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
-	    awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	    awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
 
 $(STAMP): $(BUILD_INPUTS)
 	@packaging/install.sh $(VENV)
@@ -31,6 +31,9 @@ demo: $(STAMP)  ## serve a small model with a compressed cache to 8 agents
 
 test: lint  ## lint, types and all tests, the real engine included
 	$(BIN)/pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-triton-compile: $(STAMP)  ## compile every configuration of the GPU kernels (hours)
+	$(BIN)/python -W ignore -m benchmarks.gpu_compile --all
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -28,6 +28,10 @@ struct TileConfig {
   ~TileConfig() { _tile_release(); }
 };
 
+inline void store_prob(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  store_u16_split(high, low, x, unit);
+}
+
 // Four sums are in flight everywhere, to hide the latency of the products. Tiles leave
 // through memory: the vectors of one step are read after the products of the next were
 // begun and before their tiles are stored, so that both fit the window of the core.

@@ -58,6 +58,9 @@ struct KernelTable {
 };
 
 const KernelTable& scalar_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avxvnni_kernels();
+const KernelTable& avx512bw_kernels();
 const KernelTable& avx512_kernels();
 const KernelTable& amx_kernels();
 

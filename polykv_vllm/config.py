@@ -47,6 +47,13 @@ class PolyKVConfig(BaseModel):
         description="keep one physical copy of a prompt's blocks also when requests "
         "that share them arrive together: one computes them, the others wait for it",
     )
+    calibration: str = Field(
+        default="auto",
+        min_length=1,
+        description="folder that polykv calibrate has written, whose transforms of "
+        "values are folded into the weights; auto takes MODEL/polykv where it is "
+        "there, none takes no calibration",
+    )
     pool: PoolConfig = Field(
         default=PoolConfig(),
         description="blocks on disk and pinned prefixes (docs/pool.md)",
@@ -79,19 +86,19 @@ def parse_options(additional_config: Any) -> PolyKVConfig:
 
 def describe_options() -> str:
     """List the options with their allowed values."""
-    return (
-        ", ".join(
-            f"{name} (one of {', '.join(_choices(name))})"
-            for name in PolyKVConfig.model_fields
-            if name != "pool"
-        )
-        + f", pool ({_describe_pool()})"
-    )
+    return ", ".join(f"{name} ({_allowed(name)})" for name in PolyKVConfig.model_fields)
 
 
 def key_treatments() -> tuple[str, ...]:
     """Return what `key_treatment` may be, the default first."""
     return get_args(PolyKVConfig.model_fields["key_treatment"].annotation)
+
+
+def _allowed(name: str) -> str:
+    if name == "pool":
+        return _describe_pool()
+    choices = _choices(name)
+    return f"one of {', '.join(choices)}" if choices else "a folder, 'auto' or 'none'"
 
 
 def _describe_pool() -> str:
@@ -100,6 +107,7 @@ def _describe_pool() -> str:
 
 
 def _choices(name: str) -> list[str]:
+    """Return what a closed option may be; nothing for one that takes any text."""
     annotation = PolyKVConfig.model_fields[name].annotation
     if annotation is bool:
         return ["true", "false"]
@@ -113,5 +121,5 @@ def _explain(error: Any) -> str:
         return f"{where}: there is no such option; options: {describe_options()}"
     if name.startswith("pool"):
         return f"{where}: {error['msg']}; pool is {_describe_pool()}"
-    allowed = ", ".join(_choices(name))
+    allowed = ", ".join(_choices(name)) or _allowed(name)
     return f"{where}: not allowed; allowed: {allowed}"

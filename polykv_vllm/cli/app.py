@@ -12,6 +12,7 @@ from rich.console import Console
 
 from polykv_vllm import __version__
 from polykv_vllm.cli.bench import bench
+from polykv_vllm.cli.calibrate import calibrate
 from polykv_vllm.cli.common import fail
 from polykv_vllm.cli.evaluate import evaluate
 from polykv_vllm.cli.pool import pool
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(pool, name="pool")
 app.command("eval")(evaluate)
+app.command("calibrate")(calibrate)
 
 KVCacheDtype = Annotated[
     str,

@@ -67,7 +67,11 @@ def _layer_formats(
     for name in layers:
         impl = context[name].impl
         meaning = format_identity(
-            impl.fmt, impl.head_size, block_size, impl.key_transform
+            impl.fmt,
+            impl.head_size,
+            block_size,
+            impl.key_transform,
+            impl.calibration,
         )
         window = f"window={impl.sliding_window}"
         found.append(f"{name} heads={impl.num_kv_heads} {window} {meaning}")

@@ -70,7 +70,6 @@ GROUPS: dict[str, Group] = {
     "longest": Group(requests.longest, options=TINY | {"max_model_len": LONGEST}),
     "too long": Group(options=TINY | {"max_model_len": LONGEST + 1}),
     "skip by index": Group(requests.replayed, options=skip("1")),
-    "skip all": Group(requests.skipped, options=skip("0", "1", "2")),
     "skip windows": Group(requests.replayed, "gemma", skip("sliding_window")),
     "async, sleep": Group(requests.switched_off, options={"async_scheduling": True}),
     "sleep mode": Group(options={"enable_sleep_mode": True}),

@@ -104,6 +104,7 @@ def test_data_parallelism(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     options = {
         "--served-model-name": "small",
         "--data-parallel-size": "2",
+        "--api-server-count": "1",
         "--kv-cache-dtype": CACHE_DTYPE,
         "--kv-cache-memory-bytes": "16M",
         "--block-size": str(BLOCK_SIZE),

@@ -28,6 +28,9 @@ from polykv_vllm.pool.pins import (
 
 logger = init_logger("vllm.polykv")
 
+REQUEST_NAME = "polykv-prefix-"
+"""How the names of requests begin that compute a prefix."""
+
 
 class CorePool:
     """The pool of one engine, as the methods of `EngineCore` see it.
@@ -134,8 +137,9 @@ class CorePool:
         }
 
     def on_request(self, request: Any) -> None:
-        """Take note of a request."""
-        self.pool.on_request(request.block_hashes)
+        """Take note of a request, unless the pool itself has sent it."""
+        if not request.request_id.startswith(REQUEST_NAME):
+            self.pool.on_request(request.block_hashes)
 
     def on_reset(self) -> None:
         """Let every pin go: the cache is about to be emptied."""
@@ -193,7 +197,7 @@ class CorePool:
     def _hashes(self, argument: dict[str, Any]) -> Sequence[bytes]:
         """Return the hashes that a request with these tokens would have."""
         request = Request(
-            "polykv-prefix",
+            REQUEST_NAME,
             list(argument["token_ids"]),
             SamplingParams(max_tokens=1),
             None,

@@ -256,4 +256,5 @@ def test_other_weights_find_nothing(
     )
     with start(other, pool) as changed:
         assert ask(changed, [5, *PROMPT])[0] == 0
-    assert "weights: here" in capfd.readouterr().err
+    told = capfd.readouterr()
+    assert "weights: here" in told.out + told.err

@@ -163,7 +163,7 @@ def test_a_pinned_prefix_outlives_ten_caches_of_other_traffic(
     flood(server)
     assert chat(server, "what now?") == done["pinned_tokens"]
     found = prefixes(server)["agents"]
-    assert found["hits"] >= 2
+    assert found["hits"] == 2  # the two questions, not what computed it
     assert found["tiers"] == ["memory", "disk"]
 
 

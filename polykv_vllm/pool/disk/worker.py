@@ -94,6 +94,7 @@ class PoolWorker:
         """Fill blocks; those that cannot be are told by `take_failed`."""
         self._step_failed = False
         if orders.clear:
+            self._writer.discard()
             removed = self.store.clear()
             logger.info("Pool: %d blocks removed from %s", removed, self.store.rank)
         if orders.pinned is not None:

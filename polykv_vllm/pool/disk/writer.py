@@ -41,9 +41,11 @@ class BackgroundWriter:
         self._store = store
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: set[bytes] = set()
-        self._queue: queue.SimpleQueue[tuple[bytes, Buffer] | None] = (
+        self._queue: queue.SimpleQueue[tuple[int, bytes, Buffer] | None] = (
             queue.SimpleQueue()
         )
+        self._generation = 0
+        self._writing = threading.Lock()
         self._rests_until = 0.0
         self._logged = -_LOG_S
         self._thread = threading.Thread(
@@ -65,7 +67,12 @@ class BackgroundWriter:
     def submit(self, name: bytes, payload: Buffer) -> None:
         """Have a block written; the buffer now belongs to the writer."""
         self._waiting.add(name)
-        self._queue.put((name, payload))
+        self._queue.put((self._generation, name, payload))
+
+    def discard(self) -> None:
+        """Write nothing of what waits; returns when no block is being written."""
+        with self._writing:
+            self._generation += 1
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Write what waits, then end."""
@@ -76,16 +83,22 @@ class BackgroundWriter:
         with suppress(OSError):  # of this thread alone, on Linux
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while (item := self._queue.get()) is not None:
-            name, payload = item
+            generation, name, payload = item
             try:
-                if time.monotonic() < self._rests_until:
-                    self._store.counters["dropped"] += 1
-                else:
-                    self._store.write(name, [payload])
+                with self._writing:
+                    self._write(generation, name, payload)
             except Exception as error:  # whatever it is, the engine goes on
                 self._fail(error)
             finally:
                 self._waiting.discard(name)
+
+    def _write(self, generation: int, name: bytes, payload: Buffer) -> None:
+        if generation != self._generation:
+            return  # discarded
+        if time.monotonic() < self._rests_until:
+            self._store.counters["dropped"] += 1
+            return
+        self._store.write(name, [payload])
 
     def _fail(self, error: Exception) -> None:
         self._store.counters["failed"] += 1

@@ -14,6 +14,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.inputs import TokensPrompt
 
+from polykv_vllm.pool.core import REQUEST_NAME
 from polykv_vllm.pool.http.spec import FilePrefix, PrefixSpec, PromptSpec
 from polykv_vllm.pool.pins import PinError
 from polykv_vllm.seams.prefix_pool import METHOD
@@ -160,7 +161,7 @@ class PrefixService:
         prompt = TokensPrompt(prompt_token_ids=list(token_ids))
         if salt is not None:
             prompt["cache_salt"] = salt
-        request_id = f"polykv-prefix-{next(self._numbers)}"
+        request_id = f"{REQUEST_NAME}{next(self._numbers)}"
         sampling = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
         async for _ in self._engine_client.generate(prompt, sampling, request_id):
             pass

@@ -98,6 +98,15 @@ def test_after_the_weights_have_changed_nothing_is_stored_or_read(
     again.close()
 
 
+def test_what_waits_when_all_is_removed_is_not_written(worker: PoolWorker) -> None:
+    worker.load(Orders())
+    with worker._writer._writing:  # the writer is held up
+        worker.save(Orders(save=[BlockAt(name(n), n) for n in range(1, 9)]))
+    worker.load(Orders(clear=True))
+    written(worker)
+    assert not list(worker.store.rank.glob("??/*"))
+
+
 def test_counts_are_told_once(worker: PoolWorker) -> None:
     worker.load(Orders(load=[BlockAt(name(7), 3)]))
     assert worker.take_counts()["missing"] == 1

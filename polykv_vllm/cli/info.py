@@ -57,9 +57,11 @@ def _kernels() -> str:
 
     try:
         current, available = ops.current_isa(), ops.available_isas()
-    except (OSError, RuntimeError) as error:
+        absent = [isa for isa in ops.compiled_isas() if isa not in available]
+    except (ImportError, OSError, ValueError) as error:
         return f"[red]not usable[/]: {escape(str(error))}"
-    return f"CPU, {current} in use (available: {', '.join(available)})"
+    without = f"; not on this CPU: {', '.join(absent)}" if absent else ""
+    return f"CPU, {current} in use (available: {', '.join(available)}{without})"
 
 
 def _formats_table() -> Table:

@@ -13,6 +13,7 @@ what exists. Nothing here imports vllm.
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.dispatch import (
     available_isas,
+    compiled_isas,
     current_isa,
     layer_attention,
     layer_store,
@@ -28,6 +29,7 @@ __all__ = [
     "PrefixForest",
     "SharingCounts",
     "available_isas",
+    "compiled_isas",
     "build_prefix_forest",
     "current_isa",
     "layer_attention",

@@ -34,6 +34,16 @@ def test_names_the_kernels_and_the_seams() -> None:
         assert row.seam.name in text
 
 
+def test_a_forced_set_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    from polykv_vllm import ops
+
+    monkeypatch.setenv("POLYKV_CPU_ISA", "mmx")
+    ops.current_isa.cache_clear()
+    text = _printed(width=200)
+    ops.current_isa.cache_clear()
+    assert "not usable: POLYKV_CPU_ISA=mmx: this build has no such kernels" in text
+
+
 def test_names_the_key_treatments() -> None:
     from polykv_vllm.keys import TREATMENTS
 

@@ -30,6 +30,35 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
+class TaskScore:
+    """Right answers of one format in one task, beside bf16's for the same items.
+
+    Attributes:
+        suite: Of `polykv eval`.
+        correct: Right answers.
+        scored: Items.
+        reference: Right answers of bf16.
+        reference_share: bf16's share of right answers, and Wilson's 95 % interval.
+
+    """
+
+    suite: str
+    correct: int
+    scored: int
+    reference: int
+    reference_share: tuple[float, float, float]
+
+    @property
+    def kept(self) -> bool:
+        """Whether the score is not below bf16's interval."""
+        return self.correct / self.scored >= self.reference_share[1]
+
+    def __str__(self) -> str:
+        """Return the score with bf16's in brackets."""
+        return f"{self.suite} {self.correct} ({self.reference}) of {self.scored}"
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One format on one model, against vLLM's own cache in bf16.
 
@@ -44,6 +73,7 @@ class Measurement:
         kld: KL(bf16 || format), nats per token, likewise.
         top1: Share of tokens whose likeliest prediction stayed.
         tokens: Scored.
+        tasks: Scores, where tasks were measured.
 
     """
 
@@ -57,12 +87,17 @@ class Measurement:
     kld: tuple[float, float, float]
     top1: float
     tokens: int
+    tasks: tuple[TaskScore, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
-        """From the measured values, not from the ends of their intervals."""
+        """From the measured values, not from the ends of their intervals.
+
+        A task's score that is below bf16's interval takes the recommendation away.
+        """
         change, kld = abs(self.ppl_change[0]), self.kld[0]
-        if change <= RECOMMENDED_PPL_CHANGE and kld <= RECOMMENDED_KLD:
+        close = change <= RECOMMENDED_PPL_CHANGE and kld <= RECOMMENDED_KLD
+        if close and all(task.kept for task in self.tasks):
             return Verdict.RECOMMENDED
         return Verdict.USABLE if change <= USABLE_PPL_CHANGE else Verdict.LOSSY
 
@@ -78,12 +113,27 @@ class Measurement:
 def measurements() -> tuple[Measurement, ...]:
     """Return all that is recorded."""
     record = json.loads(QUALITY_FILE.read_text())
-    return tuple(map(_measurement, record["measurements"]))
+    return tuple(_measurement(row, record["tasks"]) for row in record["measurements"])
 
 
-def _measurement(row: dict[str, Any]) -> Measurement:
+FORMAT_OF_A_MODEL = ("model", "kv_cache_dtype", "key_treatment")
+"""What a row of the file is about: its key."""
+
+
+def _measurement(row: dict[str, Any], tasks: list[dict[str, Any]]) -> Measurement:
     ends = {name: tuple(row[name]) for name in ("ppl_change", "kld")}
-    return Measurement(**row | ends)
+    scores = tuple(
+        TaskScore(
+            task["suite"],
+            task["correct"],
+            task["scored"],
+            task["reference"],
+            tuple(task["reference_share"]),
+        )
+        for task in tasks
+        if all(task[name] == row[name] for name in FORMAT_OF_A_MODEL)
+    )
+    return Measurement(**row | ends, tasks=scores)
 
 
 def nearest(

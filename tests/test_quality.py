@@ -1,13 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is recorded about quality, and what is said from it."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from polykv_vllm.formats import FORMATS
 from polykv_vllm.keys import AUTO, TREATMENTS
-from polykv_vllm.quality import Measurement, Verdict, measurements, nearest
+from polykv_vllm.quality import (
+    FORMAT_OF_A_MODEL,
+    QUALITY_FILE,
+    Measurement,
+    TaskScore,
+    Verdict,
+    measurements,
+    nearest,
+)
 
 MEASURED = Measurement(
     model="m",
@@ -40,11 +49,25 @@ def test_verdicts(change: float, kld: float, verdict: Verdict) -> None:
     assert measured.verdict is verdict
 
 
+@pytest.mark.parametrize(
+    ("correct", "verdict"), [(16, Verdict.RECOMMENDED), (15, Verdict.USABLE)]
+)
+def test_a_lost_task_is_not_recommended(correct: int, verdict: Verdict) -> None:
+    kept = TaskScore("needle", 20, 20, 20, (1.0, 0.84, 1.0))
+    other = TaskScore("lines", correct, 20, 19, (0.95, 0.76, 0.99))
+    assert replace(MEASURED, tasks=(kept, other)).verdict is verdict
+
+
 def test_the_record_is_sound() -> None:
     rows = measurements()
     assert rows, "nothing is recorded"
     keys = {(r.model, r.kv_cache_dtype, r.key_treatment) for r in rows}
     assert len(keys) == len(rows)
+    record = json.loads(QUALITY_FILE.read_text())
+    # A score of a format without its perplexity would be in no table.
+    for task in record["tasks"]:
+        assert tuple(task[name] for name in FORMAT_OF_A_MODEL) in keys
+        assert task["suite"] in record["runs"][task["model"]]
     for row in rows:
         assert row.kv_cache_dtype in FORMATS
         assert row.key_treatment in (AUTO, *TREATMENTS)

@@ -30,6 +30,28 @@ def run_of(model: str, *arms: str) -> dict[str, Any]:
     }
 
 
+def task_run_of(model: str, arm: str, correct: int) -> dict[str, Any]:
+    """What `results.json` of a task has, in which bf16 solves 9 of 10 items."""
+
+    def figures(correct: int) -> dict[str, Any]:
+        score = {"value": correct / 10, "low": 0.6, "high": 0.98}
+        return {"figures": {"correct": correct, "scored": 10, "score": score}}
+
+    environment = {"environment": {"cpu": "x", "commit": "abc", "versions": {}}}
+    asked = {"items": 10, "item_ids": ["1"]}
+    return {
+        "settings": {"model": model, "suites": {"lines": asked}},
+        "records": {"lines": {"bf16": figures(9) | environment, arm: figures(correct)}},
+    }
+
+
+def record(folder: Path, run: dict[str, Any]) -> None:
+    """Write a run folder and record it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(run))
+    quality.main([folder])
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     config = LlamaConfig(
@@ -54,31 +76,36 @@ def test_recording_replaces_a_model(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, document = tmp_path / "quality.json", tmp_path / "quality.md"
-    data.write_text('{"measurements": [], "runs": {}}')
+    data.write_text('{"measurements": [], "tasks": [], "runs": {}}')
     document.write_text(f"before\n{quality.BEGIN}\nold\n{quality.END}\nafter\n")
     monkeypatch.setattr(quality, "DOCUMENT", document)
     for module in (quality, __import__("polykv_vllm.quality").quality):
         monkeypatch.setattr(module, "QUALITY_FILE", data)
     try:
         for arms in (("polykv", "polykv_k8v8"), ("polykv_k7v4",)):
-            folder = tmp_path / "run"
-            folder.mkdir(exist_ok=True)
-            (folder / "results.json").write_text(json.dumps(run_of(model, *arms)))
-            quality.main([folder])
-        assert [m.kv_cache_dtype for m in measurements()] == ["polykv_k7v4"]
+            record(tmp_path / "run", run_of(model, *arms))
+        for correct in (7, 8):
+            record(tmp_path / "run", task_run_of(model, "polykv_k7v4", correct))
+        [measured] = measurements()
+        assert measured.kv_cache_dtype == "polykv_k7v4"
+        assert [task.correct for task in measured.tasks] == [8]
     finally:
         measurements.cache_clear()
     text = document.read_text()
     assert text.startswith("before\n") and text.endswith("after\n")
     assert "old" not in text and "polykv_k8v8" not in text
     assert "| polykv_k7v4 | auto | 1,104 | +0.50 |" in text
-    run = json.loads(data.read_text())["runs"][model]
-    assert run["command"] == f"polykv eval {model} --arms polykv_k7v4 --max-chunks 3"
+    assert "| lines 8 (9) of 10 | recommended |" in text
+    command = f"polykv eval {model} --arms polykv_k7v4"
+    runs = json.loads(data.read_text())["runs"][model]
+    assert runs["perplexity"]["command"] == f"{command} --max-chunks 3"
+    assert runs["lines"]["command"] == f"{command} --suite lines --items 10"
+    assert "item_ids" not in runs["lines"]["settings"]
 
 
 def test_a_run_without_formats_is_refused(model: str, tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps(run_of(model, "bf16")))
-    with pytest.raises(typer.BadParameter, match="no perplexity of a polykv format"):
+    with pytest.raises(typer.BadParameter, match="neither perplexity nor"):
         quality.main([tmp_path])
 
 

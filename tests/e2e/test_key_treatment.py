@@ -11,6 +11,7 @@ import torch
 from polykv_vllm.keys import RotaryPairs, channel_scales
 from tests.e2e.conftest import TEXT
 from tests.e2e.harness import Engine, replay_tolerance
+from tests.quantized_models import KINDS, quantize_checkpoint
 from tests.random_models import (
     FAMILIES,
     SHAPE,
@@ -83,6 +84,24 @@ def test_a_large_key_bias_is_treated(tmp_path: Path) -> None:
         # Weights, gains and biases are rounded to bf16 each.
         torch.testing.assert_close(
             torch.tensor(scales), channel_scales(expected), rtol=0.01, atol=0
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantized_weights_are_understood(kind: str, tmp_path: Path) -> None:
+    """The layer is asked, so how its weights are stored does not matter."""
+    model = save_random_model(tmp_path, "qwen2", key_bias=300.0)
+    quantize_checkpoint(tmp_path, model, kind)
+    with engine(tmp_path, None, "bfloat16") as served:
+        transforms = served.call("polykv_key_transforms")
+        assert served.replay_difference(PROMPT) <= replay_tolerance(2**-9, NUM_LAYERS)
+    for name, (treatment, scales) in transforms.items():
+        assert treatment == "channel_scale_hadamard"
+        expected = expected_projection(model, int(name.split(".")[2]))
+        # bf16's rounding of weights, gains and biases, and int8's of activations.
+        torch.testing.assert_close(
+            torch.tensor(scales), channel_scales(expected), rtol=0.02, atol=0
         )
 
 

@@ -5,6 +5,8 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 16;  // head dimensions served here are multiples of it
+
 struct TileConfig {
   TileConfig() {}
 };
@@ -114,32 +116,44 @@ inline void gemm_qk(const GemmShape& shape, const int8_t* query,
   });
 }
 
+// G groups of 16 dims from `group` on.
+template <int D, int T, int R, int G, typename Sink>
+inline void pv_block(const GemmShape& shape, const uint8_t* prob, int row,
+                     const int8_t* levels, int group, Sink sink) {
+  const uint8_t* high = prob + row * kTileTokens;
+  const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
+  Accumulators<T, R, G> acc;
+  acc.clear();
+  for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
+    __m512i level[G];
+    unrolled<G>([&](auto g) {
+      level[g] = _mm512_load_si512(levels + quad * D * 4 + (group + g) * 64);
+    });
+    unrolled<R>([&](auto r) {
+      unrolled<T>([&](auto t) {
+        const __m512i p =
+            broadcast4((t == 0 ? high : low) + r * kTileTokens + quad * 4);
+        unrolled<G>([&](auto g) {
+          acc.sum[t][r][g] = _mm512_dpbusd_epi32(acc.sum[t][r][g], p, level[g]);
+        });
+      });
+    });
+  }
+  acc.drain(row, group * 16, sink);
+}
+
 template <int D, int T, int R, typename Sink>
 inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
                     const int8_t* levels, Prefetcher& prefetcher, Sink sink) {
   constexpr int G = T == 1 ? 4 : 2;  // groups of 16 dims per pass
-  const uint8_t* high = prob + row * kTileTokens;
-  const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
-  for (int group = 0; group < D / 16; group += G) {
+  constexpr int kRest = D / 16 % G;
+  int group = 0;
+  for (; group + G <= D / 16; group += G) {
     prefetcher.step();
-    Accumulators<T, R, G> acc;
-    acc.clear();
-    for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
-      __m512i level[G];
-      unrolled<G>([&](auto g) {
-        level[g] = _mm512_load_si512(levels + quad * D * 4 + (group + g) * 64);
-      });
-      unrolled<R>([&](auto r) {
-        unrolled<T>([&](auto t) {
-          const __m512i p =
-              broadcast4((t == 0 ? high : low) + r * kTileTokens + quad * 4);
-          unrolled<G>([&](auto g) {
-            acc.sum[t][r][g] = _mm512_dpbusd_epi32(acc.sum[t][r][g], p, level[g]);
-          });
-        });
-      });
-    }
-    acc.drain(row, group * 16, sink);
+    pv_block<D, T, R, G>(shape, prob, row, levels, group, sink);
+  }
+  if constexpr (kRest > 0) {
+    pv_block<D, T, R, kRest>(shape, prob, row, levels, group, sink);
   }
 }
 

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "polykv/codebook.h"
 #include "polykv/kernel_table.h"
@@ -25,8 +27,8 @@ namespace polykv {
 
 const KernelTable& scalar_kernels() {
   static const KernelTable table = {
-      "scalar",     [] { return true; }, store_entry,
-      attend_entry, merge_entry,         finish_entry,
+      "scalar",       [] { return true; }, store_entry,
+      attend_entry<>, merge_entry,         finish_entry,
   };
   return table;
 }

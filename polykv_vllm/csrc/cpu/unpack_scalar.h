@@ -18,13 +18,17 @@ inline void unpack_values(const Format& format, const uint8_t* codes,
         if (planes == 8) {
           level = static_cast<int8_t>(codes[(quad * D + d) * 4 + column]);
         } else if (planes == 4) {
-          const int byte = (d / 32) * 16 + d % 16;
+          const Chunk chunk = chunk_of(D, d, 32);
+          const int half = chunk.size / 2, i = d - chunk.begin;
+          const int byte = chunk.begin / 2 + i % half;
           const int pair = codes[(quad * D / 2 + byte) * 4 + column];
-          level = Codebook<4>::kLevels[(pair >> (d / 16 % 2 * 4)) & 15];
+          level = Codebook<4>::kLevels[(pair >> (i / half * 4)) & 15];
         } else {
-          const int field = d / 16 % 4, half = d / 8 % 2;
-          const int low_byte = (d / 64) * 16 + d % 16;
-          const int high_byte = (d / 64) * 8 + d % 8;
+          const Chunk chunk = chunk_of(D, d, 64);
+          const int rows = chunk.size / 4, i = d - chunk.begin;
+          const int field = i / rows, half = i / (rows / 2) % 2;
+          const int low_byte = chunk.begin / 4 + i % rows;
+          const int high_byte = chunk.begin / 8 + i % (rows / 2);
           const int low =
               codes[(quad * D / 4 + low_byte) * 4 + column] >> (2 * field) & 3;
           const int top =

@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from polykv_vllm.cli import info
-from polykv_vllm.formats import FORMATS, SUPPORTED_HEAD_DIMS
+from polykv_vllm.cli.info import SHOWN_HEAD_DIMS
+from polykv_vllm.formats import FORMATS
 
 
 def _printed(width: int = 100) -> str:
@@ -20,7 +21,7 @@ def test_shows_bytes_and_ratio_of_every_format() -> None:
     for name, spec in FORMATS.items():
         assert cells[name] == [
             [str(spec.slot_bytes(d)), f"{spec.compression_ratio(d):.2f}x"]
-            for d in SUPPORTED_HEAD_DIMS
+            for d in SHOWN_HEAD_DIMS
         ]
 
 

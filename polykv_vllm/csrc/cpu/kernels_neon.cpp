@@ -23,6 +23,7 @@
 #include "prefetch.h"
 #include "math-inl.h"
 #include "store-inl.h"
+#include "unpack_plain.h"
 #include "unpack_bytes.h"
 #include "gemm_shape.h"
 #include "gemm_blocks.h"
@@ -38,7 +39,7 @@ namespace polykv {
 const KernelTable& neon_kernels() {
   static const KernelTable table = {
       "neon",      [] { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; },
-      store_entry, attend_entry,
+      store_entry, attend_entry<>,
       merge_entry, finish_entry,
   };
   return table;

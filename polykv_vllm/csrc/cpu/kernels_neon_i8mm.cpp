@@ -24,6 +24,7 @@
 #include "prefetch.h"
 #include "math-inl.h"
 #include "store-inl.h"
+#include "unpack_plain.h"
 #include "unpack_bytes.h"
 #include "gemm_shape.h"
 #include "gemm_blocks.h"
@@ -43,7 +44,7 @@ const KernelTable& neon_i8mm_kernels() {
         return neon_kernels().supported() && (getauxval(AT_HWCAP2) & HWCAP2_I8MM) != 0;
       },
       store_entry,
-      attend_entry,
+      attend_entry<>,
       merge_entry,
       finish_entry,
   };

@@ -185,6 +185,8 @@ std::vector<Case> grid() {
     cases.push_back({format, 128, 48, 4, fp16, 100, false, true, prefill});
     cases.push_back({format, 128, 16, 2, bf16, -1, true, false, mixed});
     cases.push_back({format, 256, 32, 1, fp32, 40, false, false, prefill});
+    cases.push_back({format, 80, 16, 3, bf16, -1, false, true, prefill});
+    cases.push_back({format, 112, 32, 2, fp16, -1, true, false, one});
   }
   return cases;
 }

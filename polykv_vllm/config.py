@@ -17,12 +17,21 @@ class PolyKVConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    isa: Literal["auto", "amx", "avx512", "avx2", "neon", "scalar", "reference"] = (
-        Field(
-            default="auto",
-            description="CPU instruction set of the kernels; auto takes the fastest "
-            "that this CPU has, reference computes in plain torch (slow, for checks)",
-        )
+    isa: Literal[
+        "auto",
+        "amx",
+        "avx512",
+        "avx512bw",
+        "avxvnni",
+        "avx2",
+        "neon_i8mm",
+        "neon",
+        "scalar",
+        "reference",
+    ] = Field(
+        default="auto",
+        description="CPU instruction set of the kernels; auto takes the fastest "
+        "that this CPU has, reference computes in plain torch (slow, for checks)",
     )
     prefix_sharing: bool = Field(
         default=True,

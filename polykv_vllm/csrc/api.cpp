@@ -51,6 +51,10 @@ void polykv_tile_layout(const Format* format, int64_t head_dim, int64_t block_si
   out[3] = layout.value_scales;
   out[4] = layout.tile_bytes;
 }
+int polykv_head_dims(int32_t* out) {
+  for (int i = 0; i < kNumHeadDims; ++i) out[i] = kHeadDims[i];
+  return kNumHeadDims;
+}
 int polykv_codebook(int bits, int8_t* levels, float* boundaries) {
   const int count = 1 << bits;
   if (bits != 3 && bits != 4) return 0;

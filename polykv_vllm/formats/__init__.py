@@ -15,6 +15,7 @@ from polykv_vllm.formats.registry import (
     FormatSpec,
     get_format,
     is_polykv_dtype,
+    power_blocks,
 )
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "TileLayout",
     "get_format",
     "is_polykv_dtype",
+    "power_blocks",
 ]

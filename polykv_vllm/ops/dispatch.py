@@ -45,6 +45,11 @@ def available_isas() -> tuple[str, ...]:
     return tuple(isa for isa in _table().isas("cpu") if isa != gpu.ISA)
 
 
+def compiled_isas() -> tuple[str, ...]:
+    """Instruction sets in this build, whether this CPU has them or not."""
+    return cpu.compiled_isas()
+
+
 @cache
 def current_isa() -> str:
     """The instruction set in use on CPUs: the fastest, or what POLYKV_CPU_ISA names.
@@ -58,9 +63,10 @@ def current_isa() -> str:
     if not forced:
         return available[0]
     if forced not in _table().isas("cpu"):
+        known = forced in compiled_isas()
+        why = "this CPU does not have it" if known else "this build has no such kernels"
         raise ValueError(
-            f"{ISA_VARIABLE}={forced}: not available here; available: "
-            f"{', '.join(available)}"
+            f"{ISA_VARIABLE}={forced}: {why}; available: {', '.join(available)}"
         )
     return forced
 

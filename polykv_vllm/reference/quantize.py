@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from polykv_vllm.formats import CODEBOOKS, FormatSpec
-from polykv_vllm.reference.rotation import fwht, rotate
+from polykv_vllm.formats import CODEBOOKS, FormatSpec, power_blocks
+from polykv_vllm.reference.rotation import rotate, rotate_unnormalized
 
 
 class Quantized(NamedTuple):
@@ -50,12 +50,25 @@ def quantize_symmetric(rows: torch.Tensor, max_code: int) -> Quantized:
     return Quantized(codes.int(), scale)
 
 
-def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
-    # Halves added to halves: the order in which the kernels reduce.
-    while rows.shape[-1] > 1:
+_LANES = 16
+
+
+def _halve(rows: torch.Tensor, width: int) -> torch.Tensor:
+    while rows.shape[-1] > width:
         half = rows.shape[-1] // 2
         rows = rows[..., :half] + rows[..., half:]
-    return rows[..., 0]
+    return rows
+
+
+def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
+    # The order in which the kernels reduce: halves added to halves, in each block of
+    # the rotation down to a vector's lanes; then the blocks, the last two first.
+    *earlier, total = [
+        _halve(block, _LANES) for block in rows.split(power_blocks(rows.shape[-1]), -1)
+    ]
+    for block in reversed(earlier):
+        total = block + total
+    return _halve(total, 1)[..., 0]
 
 
 def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
@@ -79,7 +92,7 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     lost = exponent <= 1
     exponent = exponent.clamp(min=2)
     # An exact power of two keeps the squares of any row in range.
-    y = fwht(rows * _power_of_two(255 - exponent).unsqueeze(-1))
+    y = rotate_unnormalized(rows * _power_of_two(255 - exponent).unsqueeze(-1))
     norm2 = _tree_sum(y * y)
     rms = torch.sqrt(norm2 / head_dim).unsqueeze(-1)
     boundaries = torch.tensor(book.boundaries, dtype=torch.float32)
@@ -88,7 +101,7 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     )
     codes = torch.where(lost.unsqueeze(-1), torch.zeros_like(codes), codes)
     levels = torch.tensor(book.levels)[codes.long()]
-    level_norm2 = (levels * levels).sum(-1) * head_dim
+    level_norm2 = (levels * levels).sum(-1) * power_blocks(head_dim)[0]
     scale = torch.sqrt(norm2 / level_norm2.float()) * _power_of_two(exponent - 1)
     scale = torch.where(lost, torch.zeros_like(scale), scale)
     return Quantized(codes, scale.to(torch.bfloat16))

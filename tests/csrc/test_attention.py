@@ -113,18 +113,22 @@ def test_values_come_out_exactly(isa: str, fmt: FormatSpec, head_dim: int) -> No
 @pytest.mark.parametrize("isa", CPP_ISAS)
 @pytest.mark.parametrize("fmt", ["polykv_k8v3", "polykv_k8v8"])
 def test_integer_sums_do_not_overflow(isa: str, fmt: str) -> None:
-    """D = 256 and every product at its largest, with the same sign.
+    """D = 512 and every product at its largest, with the same sign.
 
-    255 * 127 * 256 * 257 = 2.13e9 for the scores, 65535 * 127 * 128 for the values.
+    A score is the sum of D products of a key code (-127..127; the bytes are biased by
+    128) and a query code (up to 32639): 127 * 32639 * 512 = 2.122e9 < 2^31. With the
+    bias still in it a sum may wrap around; taking 128 * sum of the query's codes =
+    2.139e9 away, modulo 2^32, brings it back. Sums of values are 65535 * 127 * 128 =
+    1.07e9 at any D.
     """
     for sign in itertools.product((1.0, -1.0), repeat=2):
         batch = make_batch(
             FORMATS[fmt],
             [(1, 256)],
-            head_dim=256,
+            head_dim=512,
             kv_heads=1,
-            key=torch.full((256, 1, 256), sign[0]),
-            value=torch.full((256, 1, 256), 3.0),
+            key=torch.full((256, 1, 512), sign[0]),
+            value=torch.full((256, 1, 512), 3.0),
         )
         batch.query.fill_(sign[1])
         assert worst_ratio(batch, batch.run(isa)) <= 1

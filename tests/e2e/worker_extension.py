@@ -76,25 +76,14 @@ class TestExtension:
 
     def polykv_attention_layers(self) -> dict[str, str]:
         """Implementation class of each attention layer."""
-        layers = self.compilation_config.static_forward_context  # type: ignore
-        return {
-            name: type(layer.impl).__name__
-            for name, layer in layers.items()
-            if hasattr(layer, "impl")
-        }
+        return {name: type(impl).__name__ for name, impl in self._named_impls()}
 
     def polykv_key_transforms(self) -> dict[str, tuple[str, Any]]:
         """Treatment and scales of each layer with one of our caches."""
-        layers = self.compilation_config.static_forward_context  # type: ignore
         return {
-            name: (transform.treatment, _plain(transform)["scales"])
-            for name, layer in layers.items()
-            if (
-                transform := getattr(
-                    getattr(layer, "impl", None), "key_transform", None
-                )
-            )
-            is not None
+            name: (impl.key_transform.treatment, _plain(impl.key_transform)["scales"])
+            for name, impl in self._named_impls()
+            if getattr(impl, "key_transform", None) is not None
         }
 
     def polykv_calibrations(self) -> list[str]:
@@ -107,11 +96,10 @@ class TestExtension:
 
         modules = dict(self.get_model().named_modules())  # type: ignore
         dtype = self.model_config.dtype  # type: ignore
-        layers = self.compilation_config.static_forward_context  # type: ignore
         return {
-            name: _plain(read_key_projection(modules, name, layer.impl, dtype))
-            for name, layer in layers.items()
-            if hasattr(getattr(layer, "impl", None), "key_transform")
+            name: _plain(read_key_projection(modules, name, impl, dtype))
+            for name, impl in self._named_impls()
+            if hasattr(impl, "key_transform")
         }
 
     def polykv_cache_shapes(self) -> dict[str, list[int]]:
@@ -156,11 +144,15 @@ class TestExtension:
         assert match
         return int(match[1])
 
-    def _impls(self) -> list[Any]:
-        """Return the layers with one of our caches, in the order they run."""
+    def _named_impls(self) -> list[tuple[str, Any]]:
+        """Return the attention layers' implementations; other layers have none."""
         layers = self.compilation_config.static_forward_context  # type: ignore
-        impls = [getattr(layer, "impl", None) for layer in layers.values()]
-        return [impl for impl in impls if hasattr(impl, "_store")]
+        found = [(name, getattr(layer, "impl", None)) for name, layer in layers.items()]
+        return [(name, impl) for name, impl in found if impl is not None]
+
+    def _impls(self) -> list[Any]:
+        """Return those with one of our caches, in the order they run."""
+        return [impl for _, impl in self._named_impls() if hasattr(impl, "_store")]
 
     def _replace(self, impl: Any, **members: Any) -> None:
         """Set members of a layer until `_restore`."""

@@ -13,6 +13,9 @@ constexpr TableFn kTables[] = {
     avx512bw_kernels,
     avxvnni_kernels,
     avx2_kernels,
+#elif defined(__aarch64__)
+    neon_i8mm_kernels,
+    neon_kernels,
 #endif
     scalar_kernels,
 };

@@ -6,6 +6,8 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 64;  // whole tiles only; gemm_dot.h does the others
+
 struct alignas(64) TilePalette {
   uint8_t palette = 1;
   uint8_t start_row = 0;

@@ -7,6 +7,8 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 16;  // head dimensions served here are multiples of it
+
 struct TileConfig {
   TileConfig() {}
 };
@@ -87,36 +89,46 @@ inline void value_start(const int8_t* levels, int quads, int32_t* out) {
   }
 }
 
-// Weighted values of R rows and C registers of dims.
+// Weighted values of R rows and C registers of dims from `dim` on.
+template <int D, int T, int R, int C, typename Sink>
+inline void pv_block(const GemmShape& shape, const uint8_t* prob, int row,
+                     const int8_t* levels, const int32_t* start, int dim, Sink sink) {
+  const uint8_t* high = prob + row * kTileTokens;
+  const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
+  Accumulators<T, R, C> acc;
+  acc.fill([&](auto, auto, auto c) {
+    return kDotBias == 0 ? zero_reg() : load_reg(start + dim + c * kRegLanes);
+  });
+  for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
+    Reg level[C];
+    unrolled<C>([&](auto c) {
+      level[c] = load_reg(levels + (quad * D + dim) * 4 + c * kRegBytes);
+    });
+    unrolled<R>([&](auto r) {
+      unrolled<T>([&](auto t) {
+        const Reg p = dot_operand(
+            broadcast4((t == 0 ? high : low) + r * kTileTokens + quad * 4));
+        unrolled<C>(
+            [&](auto c) { acc.sum[t][r][c] = dot(acc.sum[t][r][c], p, level[c]); });
+      });
+    });
+  }
+  acc.drain(row, dim, sink);
+}
+
 template <int D, int T, int R, typename Sink>
 inline void pv_rows(const GemmShape& shape, const uint8_t* prob, int row,
                     const int8_t* levels, const int32_t* start, Prefetcher& prefetcher,
                     Sink sink) {
   constexpr int C = T == 1 ? kOneTermRegs : kTwoTermRegs;
-  const uint8_t* high = prob + row * kTileTokens;
-  const uint8_t* low = prob + (row + shape.low_row) * kTileTokens;
-  for (int dim = 0; dim < D; dim += C * kRegLanes) {
+  constexpr int kRest = D / kRegLanes % C;
+  int dim = 0;
+  for (; dim + C * kRegLanes <= D; dim += C * kRegLanes) {
     prefetcher.step();
-    Accumulators<T, R, C> acc;
-    acc.fill([&](auto, auto, auto c) {
-      return kDotBias == 0 ? zero_reg() : load_reg(start + dim + c * kRegLanes);
-    });
-    for (int quad = 0; quad < shape.subtiles * 4; ++quad) {
-      Reg level[C];
-      unrolled<C>([&](auto c) {
-        level[c] = load_reg(levels + (quad * D + dim) * 4 + c * kRegBytes);
-      });
-      unrolled<R>([&](auto r) {
-        unrolled<T>([&](auto t) {
-          const Reg p = dot_operand(
-              broadcast4((t == 0 ? high : low) + r * kTileTokens + quad * 4));
-          unrolled<C>([&](auto c) {
-            acc.sum[t][r][c] = dot(acc.sum[t][r][c], p, level[c]);
-          });
-        });
-      });
-    }
-    acc.drain(row, dim, sink);
+    pv_block<D, T, R, C>(shape, prob, row, levels, start, dim, sink);
+  }
+  if constexpr (kRest > 0) {
+    pv_block<D, T, R, kRest>(shape, prob, row, levels, start, dim, sink);
   }
 }
 

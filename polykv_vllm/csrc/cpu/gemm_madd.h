@@ -10,6 +10,8 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 16;  // head dimensions served here are multiples of it
+
 struct TileConfig {
   TileConfig() {}
 };
@@ -181,9 +183,14 @@ inline void gemm_pv(const GemmShape& shape, const uint8_t* prob, const int8_t* l
   alignas(64) int32_t start[D];
   if (kTerms == 2) level_sums<D>(levels, quads, start);
   by_rows<kMaddRows>(shape.rows, [&](auto count, int row) {
-    for (int dim = 0; dim < D; dim += C * kRegLanes) {
+    int dim = 0;
+    for (; dim + C * kRegLanes <= D; dim += C * kRegLanes) {
       prefetcher.step();
       pv_block<D, count, C, kTerms>(parts, levels + dim * 4, start + dim, quads, row,
+                                    dim, sink);
+    }
+    if constexpr (D / kRegLanes % C > 0) {
+      pv_block<D, count, 1, kTerms>(parts, levels + dim * 4, start + dim, quads, row,
                                     dim, sink);
     }
   });

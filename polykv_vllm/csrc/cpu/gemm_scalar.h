@@ -7,6 +7,8 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 16;  // head dimensions served here are multiples of it
+
 struct TileConfig {
   TileConfig() {}
 };

@@ -21,6 +21,7 @@
 #include "prefetch.h"
 #include "math-inl.h"
 #include "store-inl.h"
+#include "unpack_plain.h"
 #include "unpack_bytes.h"
 #include "gemm_shape.h"
 #include "gemm_blocks.h"
@@ -41,7 +42,7 @@ const KernelTable& avx2_kernels() {
                __builtin_cpu_supports("f16c");
       },
       store_entry,
-      attend_entry,
+      attend_entry<>,
       merge_entry,
       finish_entry,
   };

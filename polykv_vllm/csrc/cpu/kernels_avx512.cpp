@@ -44,7 +44,7 @@ const KernelTable& avx512_kernels() {
                __builtin_cpu_supports("avx512vnni");
       },
       store_entry,
-      attend_entry,
+      attend_entry<>,
       merge_entry,
       finish_entry,
   };

@@ -42,7 +42,7 @@ const KernelTable& avx512bw_kernels() {
                __builtin_cpu_supports("avx512vl");
       },
       store_entry,
-      attend_entry,
+      attend_entry<>,
       merge_entry,
       finish_entry,
   };

@@ -23,6 +23,7 @@
 #include "prefetch.h"
 #include "math-inl.h"
 #include "store-inl.h"
+#include "unpack_plain.h"
 #include "unpack_bytes.h"
 #include "gemm_shape.h"
 #include "gemm_blocks.h"
@@ -49,7 +50,7 @@ const KernelTable& avxvnni_kernels() {
       "avxvnni",
       [] { return avx2_kernels().supported() && has_avxvnni(); },
       store_entry,
-      attend_entry,
+      attend_entry<>,
       merge_entry,
       finish_entry,
   };

@@ -86,7 +86,7 @@ inline VecF butterfly(VecF a) {
 template <int kVectors, int kDistance>
 inline void fwht_stages(VecF (&v)[kVectors]) {
   if constexpr (kDistance > 0) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors; ++i) {
       if (i & kDistance) continue;
       const VecF a = v[i], b = v[i + kDistance];
@@ -97,19 +97,94 @@ inline void fwht_stages(VecF (&v)[kVectors]) {
   }
 }
 
-// Unnormalised Walsh-Hadamard transform in natural (Sylvester) order, in place.
-// The stages run from the widest to the narrowest distance.
-template <int D>
+// Unnormalised Walsh-Hadamard transform in natural (Sylvester) order of a power of two
+// of elements, in place. The stages run from the widest to the narrowest distance.
+template <int B>
 inline void fwht(float* x) {
-  constexpr int kVectors = D / 16;
+  constexpr int kVectors = B / 16;
   VecF v[kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < kVectors; ++i) v[i] = load(x + 16 * i);
   fwht_stages<kVectors, kVectors / 2>(v);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < kVectors; ++i) {
     store(x + 16 * i, butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(v[i])))));
   }
+}
+
+// A rotation of D elements is one Hadamard matrix, or where D is no power of two one
+// after the other for the powers of two that D is a sum of, the widest first.
+constexpr int widest_block(int head_dim) {
+  int block = 16;
+  while (2 * block <= head_dim) block *= 2;
+  return block;
+}
+// b^-0.5 of the blocks there are, rounded once.
+constexpr float block_norm(int b) {
+  return b == 16    ? 0.25f
+         : b == 32  ? 0.17677669529663687f
+         : b == 64  ? 0.125f
+         : b == 128 ? 0.088388347648318447f
+         : b == 256 ? 0.0625f
+                    : 0.044194173824159223f;
+}
+// (widest / b)^0.5: brings a block to the norm of the widest one.
+constexpr float block_weight(int widest, int b) {
+  const int ratio = widest / b;
+  return ratio == 2 ? 1.4142135623730951f : ratio == 4 ? 2.0f : 2.8284271247461903f;
+}
+
+template <int N>
+inline void multiply(float* x, float factor) {
+  for (int i = 0; i < N; i += 16) store(x + i, mul(load(x + i), set1(factor)));
+}
+
+// The rotation times the square root of the widest block.
+template <int D, int kWidest = widest_block(D)>
+inline void rotate_unnormalized(float* x) {
+  constexpr int kBlock = widest_block(D);
+  fwht<kBlock>(x);
+  if constexpr (kBlock < kWidest) {
+    multiply<kBlock>(x, block_weight(kWidest, kBlock));
+  }
+  if constexpr (kBlock < D) rotate_unnormalized<D - kBlock, kWidest>(x + kBlock);
+}
+
+template <int D>
+inline void rotate(float* x) {
+  constexpr int kBlock = widest_block(D);
+  fwht<kBlock>(x);
+  multiply<kBlock>(x, block_norm(kBlock));
+  if constexpr (kBlock < D) rotate<D - kBlock>(x + kBlock);
+}
+
+// Lane-wise sums of squares: a tree in each block, the last two blocks first.
+template <int D>
+inline VecF sum_squares(const float* x) {
+  constexpr int kBlock = widest_block(D);
+  VecF squares[kBlock / 16];
+  for (int i = 0; i < kBlock / 16; ++i) {
+    squares[i] = mul(load(x + 16 * i), load(x + 16 * i));
+  }
+  for (int h = kBlock / 32; h > 0; h /= 2) {
+    for (int i = 0; i < h; ++i) squares[i] = add(squares[i], squares[i + h]);
+  }
+  if constexpr (kBlock < D) {
+    return add(squares[0], sum_squares<D - kBlock>(x + kBlock));
+  }
+  return squares[0];
+}
+
+// Calls fn with the head dimension as a constant.
+template <typename Fn, int... I>
+inline void with_head_dim(int head_dim, std::integer_sequence<int, I...>, Fn fn) {
+  ((head_dim == kHeadDims[I] ? (fn(std::integral_constant<int, kHeadDims[I]>{}), true)
+                             : false) ||
+   ...);
+}
+template <typename Fn>
+inline void with_head_dim(int head_dim, Fn fn) {
+  with_head_dim(head_dim, std::make_integer_sequence<int, kNumHeadDims>{}, fn);
 }
 
 template <int D>
@@ -120,14 +195,7 @@ inline void transform_row(float* row, const RowTransform& transform, int64_t kv_
       store(row + i, mul(load(row + i), load(multipliers + i)));
     }
   }
-  if (transform.rotate) {
-    // D^-0.5 of the head dimensions that are served, rounded once.
-    const VecF norm = set1(D == 64    ? 0.125f
-                           : D == 128 ? 0.088388347648318447f
-                                      : 0.0625f);
-    fwht<D>(row);
-    for (int i = 0; i < D; i += 16) store(row + i, mul(load(row + i), norm));
-  }
+  if (transform.rotate) rotate<D>(row);
 }
 
 // bf16 by truncation of the mantissa upwards (magnitude), for non-negative x.

@@ -78,13 +78,15 @@ template <int D>
 inline void unpack_4bit(const uint8_t* codes, int8_t* levels) {
   const Reg table = level_table(Codebook<4>::kLevels);
   const Reg nibble = set1_byte(15);
-  for (int i = 0; i < 4 * (D / 32); ++i) {
+  for (int quad = 0; quad < 4; ++quad, codes += D * 2, levels += D * 4) {
+    for (int c = 0; c < D / 32; ++c) {
 #pragma GCC unroll 4
-    for (int byte = 0; byte < 64; byte += kRegBytes) {
-      const Reg pair = load_reg(codes + i * 64 + byte);
-      int8_t* out = levels + i * 128 + byte;
-      store_reg(out, lookup(table, and_reg(pair, nibble)));
-      store_reg(out + 64, lookup(table, and_reg(srl<4>(pair), nibble)));
+      for (int byte = 0; byte < 64; byte += kRegBytes) {
+        const Reg pair = load_reg(codes + c * 64 + byte);
+        int8_t* out = levels + c * 128 + byte;
+        store_reg(out, lookup(table, and_reg(pair, nibble)));
+        store_reg(out + 64, lookup(table, and_reg(srl<4>(pair), nibble)));
+      }
     }
   }
 }
@@ -100,7 +102,12 @@ inline void unpack_values(const Format& format, const uint8_t* codes,
     unpack_4bit<D>(codes, levels);
   } else {
     std::memcpy(levels, codes, D * kSubtileTokens);
+    return;
   }
+  // The narrower chunks that head dims of no whole ones end with.
+  const int planes = TileLayout::value_plane_bits(format);
+  const int whole = planes == 3 ? D / 64 * 64 : D / 32 * 32;
+  if (whole < D) unpack_dims<D>(format, codes, high, keys, levels, whole);
 }
 
 template <int D>

@@ -190,7 +190,7 @@ def with_unused_bytes(batch: Batch, fill: int) -> Batch:
 @NAMED
 @pytest.mark.parametrize("window", [-1, 20])
 def test_garbage_has_no_influence(isa: str, fmt: FormatSpec, window: int) -> None:
-    """Case 4: unused slots, other blocks and what left the window: 0xFF (NaN scales) or 0."""
+    """Case 4: unused slots, other blocks, what left the window: 0xFF (NaN) or 0."""
     batch = make_batch(fmt, [(1, 150), (10, 37), (1, 3)], kv_heads=1, window=window)
     expected = batch.run(isa)
     assert expected.isfinite().all()

@@ -157,7 +157,7 @@ def test_published_codes() -> None:
 
 
 def test_key_bias_of_qwen_keeps_the_top_key() -> None:
-    """Case 7: two channels biased by 600-900 leave 8-bit keys' ranking of scores intact.
+    """Case 7: two channels biased by 600-900 leave 8-bit keys' ranking intact.
 
     The step is 900/127 = 7, so a score's error is about 7/sqrt(12) * |q|; a query
     that agrees with one key by more than 10 of these must still find it.

@@ -44,7 +44,7 @@ def test_prefill_and_continuation(fmt: FormatSpec, head_dim: int) -> None:
     assert worst_ratio(batch, batch.run(FASTEST)) <= 1
 
 
-GROUPS = (1, 2, 3, 4, 7, 8, 16)
+GROUPS = (1, 2, 3, 4, 5, 7, 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,10 @@ GROUPS = (1, 2, 3, 4, 7, 8, 16)
 def test_heads_and_groups(
     group: int, kv_heads: int, fmt: FormatSpec, head_dim: int
 ) -> None:
-    """A mixed batch: decode, prefill, an idle request, continuation, two decodes."""
+    """Cases 8 (14 heads on 2) and 14: all groups, on 1, 2 and 3 KV heads.
+
+    A mixed batch: decode, prefill, an idle request, continuation, two decodes.
+    """
     requests = [(1, 130), (23, 23), (0, 0), (5, 70), (1, 1), (1, 17)]
     batch = make_batch(fmt, requests, head_dim=head_dim, kv_heads=kv_heads, group=group)
     assert worst_ratio(batch, batch.run(FASTEST)) <= 1
@@ -80,6 +83,7 @@ def test_dtypes_and_block_sizes(
 @NAMED
 @pytest.mark.parametrize("window", [1, 2, 16, 100, 128, 500, 512, 700])
 def test_sliding_windows(fmt: FormatSpec, window: int) -> None:
+    """Case 6: parts that a window hides as a whole are empty, and neutral."""
     requests = [(1, 30), (1, 640), (70, 70), (40, 600), (1, 513)]
     batch = make_batch(fmt, requests, window=window)
     assert worst_ratio(batch, batch.run(FASTEST)) <= 1
@@ -100,6 +104,8 @@ def test_every_implementation(isa: str, fmt: FormatSpec, head_dim: int) -> None:
 @HEAD_DIMS
 def test_values_come_out_exactly(isa: str, fmt: FormatSpec, head_dim: int) -> None:
     """A window of one token makes attention the identity: it unpacks the values.
+
+    Case 2: every element of a row, the last one of D = 80 or 112 too.
 
     The only weight is 1, its probability 65535 of 65535; what remains is fp32
     rounding in a dozen operations and log2(D) additions.

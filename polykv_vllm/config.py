@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polykv_vllm.errors import OptionError
+from polykv_vllm.pool.options import PoolConfig
 
 OPTIONS_KEY = "polykv"
 
@@ -46,6 +47,10 @@ class PolyKVConfig(BaseModel):
         description="keep one physical copy of a prompt's blocks also when requests "
         "that share them arrive together: one computes them, the others wait for it",
     )
+    pool: PoolConfig = Field(
+        default=PoolConfig(),
+        description="blocks on disk and pinned prefixes (docs/pool.md)",
+    )
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:
@@ -74,15 +79,24 @@ def parse_options(additional_config: Any) -> PolyKVConfig:
 
 def describe_options() -> str:
     """List the options with their allowed values."""
-    return ", ".join(
-        f"{name} (one of {', '.join(_choices(name))})"
-        for name in PolyKVConfig.model_fields
+    return (
+        ", ".join(
+            f"{name} (one of {', '.join(_choices(name))})"
+            for name in PolyKVConfig.model_fields
+            if name != "pool"
+        )
+        + f", pool ({_describe_pool()})"
     )
 
 
 def key_treatments() -> tuple[str, ...]:
     """Return what `key_treatment` may be, the default first."""
     return get_args(PolyKVConfig.model_fields["key_treatment"].annotation)
+
+
+def _describe_pool() -> str:
+    names = ", ".join(PoolConfig.model_fields)
+    return f"a mapping of {names}; see docs/pool.md"
 
 
 def _choices(name: str) -> list[str]:
@@ -97,5 +111,7 @@ def _explain(error: Any) -> str:
     where = f"additional_config[{OPTIONS_KEY!r}][{name!r}] = {error['input']!r}"
     if error["type"] == "extra_forbidden":
         return f"{where}: there is no such option; options: {describe_options()}"
+    if name.startswith("pool"):
+        return f"{where}: {error['msg']}; pool is {_describe_pool()}"
     allowed = ", ".join(_choices(name))
     return f"{where}: not allowed; allowed: {allowed}"

@@ -14,6 +14,7 @@ from polykv_vllm import __version__
 from polykv_vllm.cli.bench import bench
 from polykv_vllm.cli.common import fail
 from polykv_vllm.cli.evaluate import evaluate
+from polykv_vllm.cli.pool import pool
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import DEFAULT_MODEL, MODELS
 
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.add_typer(pool, name="pool")
 app.command("eval")(evaluate)
 
 KVCacheDtype = Annotated[

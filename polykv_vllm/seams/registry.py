@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from polykv_vllm.errors import SeamError
 from polykv_vllm.seams import (
     attention_backend,
+    cache_salt,
     engine_config,
     key_treatment,
     kv_cache_dtype,
     layer_cache_dtype,
     metrics_registry,
+    prefix_pool,
     scheduler,
 )
 from polykv_vllm.seams.seam import Seam, SeamState
@@ -31,6 +33,8 @@ SEAMS: tuple[Seam, ...] = (
     key_treatment.SEAM,
     metrics_registry.SEAM,
     scheduler.SEAM,
+    prefix_pool.SEAM,
+    cache_salt.SEAM,
     GUARD,
 )
 

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from polykv_vllm.seams import probe
+from polykv_vllm.seams import probe, source
 
 MARKER = "__polykv_seam__"
+IN_SOURCE = "__polykv_in_source__"
 
 
 class SeamState(StrEnum):
     """Where a seam stands in this process."""
 
     INSTALLED = "installed"
+    PRESENT = "present upstream"  # this vLLM was built with our patch
     READY = "ready"  # the target is the expected one
     CHANGED = "changed"  # the target is missing or another one
     OBSOLETE = "obsolete"  # vLLM has the hook now: delete the seam
@@ -34,6 +36,21 @@ class Change(Protocol):
 
     def is_installed(self) -> bool:
         """Whether the target carries this seam."""
+
+    def is_present(self) -> bool:
+        """Whether it carries it by its source, without `install`."""
+
+    def edits(self, tree: source.SourceTree) -> dict[str, str]:
+        """Return the modules of vLLM that the seam would change, with the new text."""
+
+    def fingerprint_in(self, tree: source.SourceTree) -> str:
+        """Describe the target as `fingerprint` does, without importing it.
+
+        Raises:
+            FileNotFoundError: The module, or the package, is not in the tree.
+            LookupError: The target is not in the module.
+
+        """
 
     def install(self) -> None:
         """Put the seam in place, once."""
@@ -75,19 +92,58 @@ class Wrap:
         _, _, attribute = probe.resolve(self.target)
         return getattr(probe.function_of(attribute), MARKER, None) == self.name
 
+    def is_present(self) -> bool:
+        """Whether the mark was made by `patched.polykv_seam`."""
+        _, _, attribute = probe.resolve(self.target)
+        function = probe.function_of(attribute)
+        return self.is_installed() and getattr(function, IN_SOURCE, False)
+
+    def wrap(
+        self, original: Callable[..., Any], in_source: bool = False
+    ) -> Callable[..., Any]:
+        """Return the marked replacement of a function."""
+        replacement = functools.wraps(original)(self.make(original))
+        setattr(replacement, MARKER, self.name)
+        setattr(replacement, IN_SOURCE, in_source)
+        return replacement
+
+    def edits(self, tree: source.SourceTree) -> dict[str, str]:
+        """Decorate the function, or wrap the imported name after the imports."""
+        from polykv_vllm.seams.patches import after_imports, insert
+
+        module, _, qualname = self.target.partition(":")
+        if module.split(".")[0] != "vllm":
+            return {}
+        text, parsed = tree.read(module)
+        decorator = f'polykv_seam("{self.name}")'
+        lines = "from polykv_vllm.seams.patched import polykv_seam\n"
+        additions = {}
+        if source.imported_from(parsed, qualname) is not None:
+            lines += f"\n{qualname} = {decorator}({qualname})\n"
+        else:
+            _, found = tree.find(self.target)
+            additions[found.lineno] = f"{' ' * found.col_offset}@{decorator}\n"
+        additions[after_imports(parsed)] = lines
+        return {module: insert(text, additions)}
+
+    def fingerprint_in(self, tree: source.SourceTree) -> str:
+        """Describe the original from its source."""
+        text, found = tree.find(self.target)
+        if self.compare == "signature":
+            return source.signature(found)
+        return source.fingerprint(text, found)
+
     def install(self) -> None:
         """Replace the target, keeping its kind (classmethod or function)."""
         if self.is_installed():
             return
         owner, name, attribute = probe.resolve(self.target)
         original = probe.function_of(attribute)
-        replacement = functools.wraps(original)(self.make(original))
-        setattr(replacement, MARKER, self.name)
-        setattr(owner, name, self._like(attribute, replacement))
+        setattr(owner, name, self._like(attribute, self.wrap(original)))
 
     def uninstall(self) -> None:
         """Put the original back."""
-        if not self.is_installed():
+        if not self.is_installed() or self.is_present():
             return
         owner, name, attribute = probe.resolve(self.target)
         original = probe.function_of(attribute).__wrapped__
@@ -129,6 +185,8 @@ class Seam:
         try:
             if self.is_obsolete():
                 return SeamState.OBSOLETE, f"delete it: {self.remove_when}"
+            if self.change.is_present():
+                return SeamState.PRESENT, ""
             if self.change.is_installed():
                 return SeamState.INSTALLED, ""
             found = self.change.fingerprint()

@@ -59,6 +59,18 @@ def test_the_policy_of_the_pool_is_pure_python(module: str) -> None:
     assert ours == {"pool"}
 
 
+PURE_DISK = ["fields", "identity", "content", "blockfile", "directory", "store"]
+PURE_POOL = [*(f"disk.{name}" for name in [*PURE_DISK, "writer", "weights"]), "pins"]
+
+
+@pytest.mark.parametrize("module", [*PURE_POOL, "options", "http.spec"])
+def test_what_the_pool_keeps_can_be_looked_at_without_an_engine(module: str) -> None:
+    loaded = loaded_by(f"polykv_vllm.pool.{module}")
+    assert not {"torch", "vllm", "numpy"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours <= {"pool", "errors"}
+
+
 LOWER = modules_below("reference", "keys", "ops", "kernels")
 
 

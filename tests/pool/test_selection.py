@@ -82,3 +82,79 @@ def test_the_option_is_a_truth_value(value: Any) -> None:
 
     with pytest.raises(OptionError, match=r"single_copy.*allowed: true, false"):
         choose(single_copy=value)
+
+
+def engine_args(**options: Any) -> Any:
+    pool = {"path": "/somewhere"} | options.pop("pool", {})
+    given = {
+        "additional_config": {"polykv": {"pool": pool}},
+        "kv_transfer_config": None,
+        "enable_prefix_caching": None,
+        "kv_cache_dtype_skip_layers": [],
+        "speculative_config": None,
+    }
+    return SimpleNamespace(**given | options)
+
+
+def test_the_connector_is_chosen_where_blocks_are_kept() -> None:
+    args = engine_args()
+    selection.choose_connector(args)
+    asked = args.kv_transfer_config
+    assert asked.kv_connector == selection.CONNECTOR
+    assert asked.kv_load_failure_policy == "recompute"  # never a failed request
+    selection.choose_connector(args)
+    assert args.kv_transfer_config is asked
+    without = engine_args(additional_config={"polykv": {}})
+    selection.choose_connector(without)
+    assert without.kv_transfer_config is None
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"kv_transfer_config": SimpleNamespace(kv_connector="X")}, "connector .X."),
+        ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
+        ({"kv_cache_dtype_skip_layers": ["0"]}, "skip-layers"),
+        ({"speculative_config": {"method": "eagle"}}, "a draft model.*ngram"),
+    ],
+)
+def test_what_cannot_be_had_with_blocks_on_disk(
+    options: dict[str, Any], name: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=name):
+        selection.choose_connector(engine_args(**options))
+
+
+def test_ngram_speculation_has_no_cache_of_its_own() -> None:
+    args = engine_args(speculative_config={"method": "ngram"})
+    selection.choose_connector(args)
+    assert args.kv_transfer_config is not None
+
+
+def sliding(is_unified: bool | None) -> Any:
+    model = SimpleNamespace(num_hidden_layers=2, sliding_window=64)
+    return SimpleNamespace(
+        additional_config={"polykv": {"pool": {"path": "/somewhere"}}},
+        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=is_unified),
+        cache_config=SimpleNamespace(cache_dtype="polykv"),
+        model_config=SimpleNamespace(hf_text_config=model),
+    )
+
+
+def test_sliding_windows_are_refused_unless_the_cache_is_unified() -> None:
+    with pytest.raises(UnsupportedError, match="--disable-hybrid-kv-cache-manager"):
+        selection.check_layers(sliding(False))
+    selection.check_layers(sliding(True))
+
+
+def test_prefixes_need_the_routes(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompts.yaml"
+    file.write_text("prefixes: [{name: a, text: x}]")
+    config = {"polykv": {"pool": {"prefixes": str(file)}}}
+    monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    with pytest.raises(UnsupportedError, match="VLLM_PLUGINS=polykv"):
+        selection.check_prefixes(config)
+    monkeypatch.setenv("VLLM_PLUGINS", "other,polykv")
+    selection.check_prefixes(config)

@@ -171,7 +171,7 @@ SERVED: dict[str, Family] = {
         },
         note="attention sinks",
     ),
-    "olmo": Family("olmo", "OlmoForCausalLM"),
+    "olmo": Family("olmo", "OlmoForCausalLM", treatment="hadamard"),
     "olmo2": Family("olmo2", "Olmo2ForCausalLM", treatment="hadamard"),
     "olmo3": Family(
         "olmo3", "Olmo3ForCausalLM", FULL_AND_SLIDING, treatment="hadamard"

@@ -95,8 +95,15 @@ def test_transformers_layers_know_no_vllm() -> None:
     assert "transformers" in loaded
     assert "vllm" not in loaded
     ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
-    lower = {"formats", "reference", "keys", "ops", "support", "errors"}
-    assert ours <= {"hf", *lower}
+    lower = {"formats", "reference", "keys", "ops", "errors"}
+    assert ours <= {"hf", "support", "architectures", *lower}
+
+
+def test_what_is_served_is_said_without_torch() -> None:
+    loaded = loaded_by("polykv_vllm.support")
+    assert not {"torch", "vllm", "transformers"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"formats", "support", "architectures"}
 
 
 def test_keys_know_neither_vllm_nor_transformers() -> None:

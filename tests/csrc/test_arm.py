@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SYSROOT = Path("/usr/aarch64-linux-gnu")
 
-pytestmark = pytest.mark.slow
+# The fixture compiles every head size of three kernel tables.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF u
   for (int i = 0; i < 4; ++i) {
     p[i] = _mm512_castps_si512(_mm512_fmadd_ps(x[i], unit, magic));
   }
-#ifdef POLYKV_VBMI
+#ifdef __AVX512VBMI__
   // Low bytes of two vectors, then their high bytes: bytes 4i and 4i + 1 of both.
   alignas(64) static constexpr uint8_t kBytes[64] = {
       0,  4,  8,  12, 16, 20, 24, 28, 32, 36,  40,  44,  48,  52,  56,  60,

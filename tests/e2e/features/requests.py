@@ -127,19 +127,22 @@ def repeated(session: Session) -> Result:
 
 
 def structured(session: Session) -> Result:
-    """Ask for JSON of a schema; the log-probabilities are those before the mask."""
+    """Ask for JSON of a schema, missed and hit.
+
+    Nobody else can judge it: the mask is applied before log-probabilities are taken.
+    """
     from vllm.sampling_params import StructuredOutputsParams
 
+    schema = StructuredOutputsParams(json=json.dumps(SCHEMA))
+    options = {"max_tokens": 80, "ignore_eos": False, "structured_outputs": schema}
     prompts = [TEXT[:50], OTHER[:70]]
-    outputs = session.outputs(
-        prompts,
-        max_tokens=80,
-        ignore_eos=False,
-        structured_outputs=StructuredOutputsParams(json=json.dumps(SCHEMA)),
-    )
+    found = session.generate(prompts, **options) + session.generate(prompts, **options)
+    # Not the outputs' text: vLLM has the bytes before it in it when they are no UTF-8.
+    tokenizer = session.llm.get_tokenizer()
     return {
-        "texts": [output.outputs[0].text for output in outputs],
-        "sequences": [session.sequence(output) for output in outputs],
+        "texts": [tokenizer.decode(s.tokens, skip_special_tokens=True) for s in found],
+        "logprobs": [s.logprobs for s in found],
+        "cached": [s.cached for s in found],
     }
 
 

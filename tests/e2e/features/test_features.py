@@ -131,6 +131,10 @@ def test_the_whole_prompt_is_cached(results: Results, length: int) -> None:
 
 def test_structured_output(results: Results) -> None:
     result = results["requests"]["structured"]
+    assert result["cached"] == [0, 0, 32, 64]
+    assert result["texts"][:2] == result["texts"][2:]
+    for miss, hit in zip(result["logprobs"][:2], result["logprobs"][2:], strict=True):
+        assert hit == pytest.approx(miss, abs=TOLERANCE)
     for text in result["texts"]:
         answer = json.loads(text)
         assert list(answer) == SCHEMA["required"]

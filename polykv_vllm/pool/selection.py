@@ -81,10 +81,8 @@ def choose_connector(engine_args: Any) -> None:
         obstacles.append("--no-enable-prefix-caching")
     if engine_args.kv_cache_dtype_skip_layers:
         obstacles.append("--kv-cache-dtype-skip-layers")
-    if engine_args.pipeline_parallel_size > 1:
-        obstacles.append(
-            f"--pipeline-parallel-size {engine_args.pipeline_parallel_size}"
-        )
+    if (size := engine_args.pipeline_parallel_size) > 1:
+        obstacles.append(f"--pipeline-parallel-size {size}")
     if engine_args.speculative_config:
         obstacles.append("--speculative-config")
     if obstacles:

@@ -228,8 +228,8 @@ class CorePool:
         specs = [group.kv_cache_spec for group in groups]
         if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
             reasons.append(
-                "the model has sliding windows; with --disable-hybrid-kv-cache-manager "
-                "its cache is kept as that of full attention"
+                "the model has layers with sliding windows, of which vLLM keeps only "
+                "the last blocks"
             )
         if self._config.parallel_config.data_parallel_size > 1:
             reasons.append(

@@ -18,9 +18,6 @@ CONNECTOR_MODULE = "polykv_vllm.pool.disk.connector"
 CONNECTOR = "PolyKVPoolConnector"
 SCHEDULER = "polykv_vllm.pool.scheduler.SingleCopyScheduler"
 
-_WITHOUT_WEIGHTS = ("ngram", "suffix")
-"""Methods of speculative decoding that cache nothing of their own."""
-
 eligible: set[str] = set()
 """Our schedulers whose base class in vLLM is the expected one (seams/scheduler.py)."""
 
@@ -87,10 +84,10 @@ def choose_connector(engine_args: Any) -> None:
         obstacles.append("--no-enable-prefix-caching")
     if engine_args.kv_cache_dtype_skip_layers:
         obstacles.append("--kv-cache-dtype-skip-layers")
-    draft = engine_args.speculative_config or {}
-    if draft and draft.get("method") not in _WITHOUT_WEIGHTS:
-        possible = ", ".join(_WITHOUT_WEIGHTS)
-        obstacles.append(f"a draft model (possible methods: {possible})")
+    if (size := engine_args.pipeline_parallel_size) > 1:
+        obstacles.append(f"--pipeline-parallel-size {size}")
+    if engine_args.speculative_config:
+        obstacles.append("--speculative-config")
     if obstacles:
         raise UnsupportedError(
             f"the option pool.path cannot be had with {'; '.join(obstacles)}: leave "
@@ -116,14 +113,13 @@ def check_layers(vllm_config: Any) -> None:
     """
     if parse_options(vllm_config.additional_config).pool.path is None:
         return
-    is_unified = vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
     cache_dtype = vllm_config.cache_config.cache_dtype
     support = check_model(vllm_config.model_config.hf_text_config, cache_dtype)
-    if support.num_sliding_layers and not is_unified:
+    if support.num_sliding_layers:
         raise UnsupportedError(
             f"the option pool.path cannot be had with {support.num_sliding_layers} "
             "layers with sliding windows, of which vLLM keeps only the last blocks; "
-            "possible: --disable-hybrid-kv-cache-manager, which takes more memory"
+            "possible: models with full attention in all layers"
         )
 
 

@@ -92,6 +92,7 @@ def engine_args(**options: Any) -> Any:
         "enable_prefix_caching": None,
         "kv_cache_dtype_skip_layers": [],
         "speculative_config": None,
+        "pipeline_parallel_size": 1,
     }
     return SimpleNamespace(**given | options)
 
@@ -115,7 +116,8 @@ def test_the_connector_is_chosen_where_blocks_are_kept() -> None:
         ({"kv_transfer_config": SimpleNamespace(kv_connector="X")}, "connector .X."),
         ({"enable_prefix_caching": False}, "--no-enable-prefix-caching"),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "skip-layers"),
-        ({"speculative_config": {"method": "eagle"}}, "a draft model.*ngram"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size 2"),
+        ({"speculative_config": {"method": "ngram"}}, "--speculative-config"),
     ],
 )
 def test_what_cannot_be_had_with_blocks_on_disk(
@@ -125,26 +127,19 @@ def test_what_cannot_be_had_with_blocks_on_disk(
         selection.choose_connector(engine_args(**options))
 
 
-def test_ngram_speculation_has_no_cache_of_its_own() -> None:
-    args = engine_args(speculative_config={"method": "ngram"})
-    selection.choose_connector(args)
-    assert args.kv_transfer_config is not None
-
-
-def sliding(is_unified: bool | None) -> Any:
-    model = SimpleNamespace(num_hidden_layers=2, sliding_window=64)
+def layers(sliding_window: int | None) -> Any:
+    model = SimpleNamespace(num_hidden_layers=2, sliding_window=sliding_window)
     return SimpleNamespace(
         additional_config={"polykv": {"pool": {"path": "/somewhere"}}},
-        scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=is_unified),
         cache_config=SimpleNamespace(cache_dtype="polykv"),
         model_config=SimpleNamespace(hf_text_config=model),
     )
 
 
-def test_sliding_windows_are_refused_unless_the_cache_is_unified() -> None:
-    with pytest.raises(UnsupportedError, match="--disable-hybrid-kv-cache-manager"):
-        selection.check_layers(sliding(False))
-    selection.check_layers(sliding(True))
+def test_sliding_windows_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="2 layers with sliding windows"):
+        selection.check_layers(layers(64))
+    selection.check_layers(layers(None))
 
 
 def test_prefixes_need_the_routes(

@@ -53,8 +53,7 @@ class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
             kinds = ", ".join(type(spec).__name__ for spec in specs)
             raise UnsupportedError(
                 f"the option pool.path cannot be had with the KV cache groups {kinds}; "
-                "possible: one group of full attention, as most models have, and those "
-                "with sliding windows with --disable-hybrid-kv-cache-manager"
+                "possible: one group of full attention, as most models have"
             )
         self._options = parse_options(vllm_config.additional_config).pool
         self._worker: PoolWorker | None = None

@@ -117,7 +117,7 @@ SERVED: dict[str, Family] = {
         "polykv_k7v4",
     ),
     "qwen3-moe": Family("qwen3_moe", "Qwen3MoeForCausalLM", {**MOE, "head_dim": 64}),
-    "phi3": Family("phi3", "Phi3ForCausalLM", SLIDING),
+    "phi3": Family("phi3", "Phi3ForCausalLM", {**SLIDING, "hidden_size": 384}),
     "phi4-mini": Family(
         "phi3",
         "Phi3ForCausalLM",
@@ -133,7 +133,7 @@ SERVED: dict[str, Family] = {
     "phi": Family(
         "phi",
         "PhiForCausalLM",
-        {"num_key_value_heads": None},
+        {"num_key_value_heads": None, "hidden_size": 320},
         note="half of the channels are rotated",
         treatment="hadamard",
     ),
@@ -155,7 +155,7 @@ SERVED: dict[str, Family] = {
     "gpt-neox": Family(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        {"num_key_value_heads": None},
+        {"num_key_value_heads": None, "hidden_size": 384},
         note="a quarter of the channels is rotated",
         treatment="hadamard",
     ),

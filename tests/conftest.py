@@ -13,7 +13,7 @@ settings.load_profile("polykv")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give the engines of each of pytest-xdist's workers a CPU of their own.
+    """Give each of pytest-xdist's workers, and its engines, a CPU of their own.
 
     By itself vLLM binds every engine on a small machine to the same one.
     """
@@ -22,6 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cpus = sorted(os.sched_getaffinity(0))
         cpu = cpus[int(worker.removeprefix("gw")) % len(cpus)]
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cpu))
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(autouse=True)

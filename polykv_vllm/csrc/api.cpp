@@ -50,6 +50,9 @@ void polykv_tile_layout(const Format* format, int64_t head_dim, int64_t block_si
   out[2] = layout.key_scales;
   out[3] = layout.value_scales;
   out[4] = layout.tile_bytes;
+  out[5] = layout.key_high;
+  out[6] = layout.key_minimums;
+  out[7] = layout.value_minimums;
 }
 int polykv_codebook(int bits, int8_t* levels, float* boundaries) {
   const int count = 1 << bits;

@@ -13,6 +13,8 @@ from polykv_vllm.formats.registry import (
     FORMATS,
     SUPPORTED_HEAD_DIMS,
     FormatSpec,
+    Quantizer,
+    clip_place,
     get_format,
     is_polykv_dtype,
 )
@@ -26,7 +28,9 @@ __all__ = [
     "SUPPORTED_HEAD_DIMS",
     "Codebook",
     "FormatSpec",
+    "Quantizer",
     "TileLayout",
+    "clip_place",
     "get_format",
     "is_polykv_dtype",
 ]

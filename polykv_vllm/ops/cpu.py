@@ -98,7 +98,7 @@ def _cache_struct(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Cac
         num_kv_heads,
         block_size,
         head_dim,
-        Format.of(fmt),
+        Format.of(fmt, head_dim),
     )
 
 

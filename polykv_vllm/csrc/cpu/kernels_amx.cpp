@@ -21,6 +21,8 @@
 #include "vec_avx512.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_avx512.h"
 #include "gemm_shape.h"

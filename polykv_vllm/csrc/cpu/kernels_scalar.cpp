@@ -12,6 +12,8 @@
 #include "vec_scalar.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_scalar.h"
 #include "gemm_shape.h"

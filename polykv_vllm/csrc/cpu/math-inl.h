@@ -94,6 +94,12 @@ inline void fwht(float* x) {
   }
 }
 
+// D^-0.5 of the head dimensions that are served, rounded once.
+template <int D>
+constexpr float rotation_norm() {
+  return D == 64 ? 0.125f : D == 128 ? 0.088388347648318447f : 0.0625f;
+}
+
 template <int D>
 inline void transform_row(float* row, const RowTransform& transform, int64_t kv_head) {
   if (transform.multipliers) {
@@ -103,10 +109,7 @@ inline void transform_row(float* row, const RowTransform& transform, int64_t kv_
     }
   }
   if (transform.rotate) {
-    // D^-0.5 of the head dimensions that are served, rounded once.
-    const VecF norm = set1(D == 64    ? 0.125f
-                           : D == 128 ? 0.088388347648318447f
-                                      : 0.0625f);
+    const VecF norm = set1(rotation_norm<D>());
     fwht<D>(row);
     for (int i = 0; i < D; i += 16) store(row + i, mul(load(row + i), norm));
   }

@@ -121,6 +121,19 @@ inline void pack_3bit(uint8_t* low_plane, uint8_t* high_plane, int token,
 }
 
 template <int D>
+inline void pack_2bit(uint8_t* plane, int token, const int8_t* codes) {
+  uint8_t bytes[D / 4];
+  for (int chunk = 0; chunk < D / 64; ++chunk) {
+    const int8_t* c = codes + chunk * 64;
+    for (int i = 0; i < 16; ++i) {
+      bytes[chunk * 16 + i] = static_cast<uint8_t>(c[i] | c[i + 16] << 2 |
+                                                   c[i + 32] << 4 | c[i + 48] << 6);
+    }
+  }
+  write_plane<D / 4>(plane, token, bytes);
+}
+
+template <int D>
 inline void pack_value(uint8_t* tile, const TileLayout& layout, int token,
                        int plane_bits, const int8_t* codes) {
   uint8_t* plane = tile + layout.value_codes;
@@ -135,9 +148,54 @@ inline void pack_value(uint8_t* tile, const TileLayout& layout, int token,
       }
     }
     write_plane<D / 2>(plane, token, pairs);
-  } else {
+  } else if (plane_bits == 3) {
     pack_3bit<D>(plane, tile + layout.value_high, token, codes);
+  } else {
+    pack_2bit<D>(plane, token, codes);
   }
+}
+
+// What a token's key or value becomes beside its codes.
+struct RowScale {
+  uint16_t scale = 0;
+  uint16_t minimum = 0;  // of affine rows
+};
+
+template <int D>
+inline RowScale quantize_key(const Format& format, float* x, int32_t max_bits,
+                             int8_t* codes) {
+  if (format.key_quantizer == Quantizer::kAffine) {
+    const AffineScale affine =
+        quantize_affine<D>(x, max_bits, format.key_bits, format.key_clip, codes);
+    return {affine.step, affine.minimum};
+  }
+  const int max_code = (1 << (format.key_bits - 1)) - 1;
+  return {quantize_symmetric<D>(x, max_bits, max_code, codes), 0};
+}
+
+template <int D>
+inline RowScale quantize_value(const Format& format, float* x, int32_t max_bits,
+                               int8_t* codes) {
+  switch (format.value_quantizer) {
+    case Quantizer::kSymmetric:
+      return {quantize_symmetric<D>(x, max_bits, 127, codes), 0};
+    case Quantizer::kCodebook:
+      return {format.value_bits == 4 ? quantize_rotated<D, 4>(x, max_bits, codes)
+                                     : quantize_rotated<D, 3>(x, max_bits, codes),
+              0};
+    default:
+      break;
+  }
+  if (format.rotate) {
+    if (!rotate_any<D>(x, max_bits)) {
+      std::memset(codes, 0, D);
+      return {};
+    }
+    max_bits = max_magnitude_bits<D>(x);
+  }
+  const AffineScale affine =
+      quantize_affine<D>(x, max_bits, format.value_bits, format.value_clip, codes);
+  return {affine.step, affine.minimum};
 }
 
 template <int D>
@@ -158,28 +216,34 @@ inline void store_token(const StoreArgs& args, const TileLayout& layout, int64_t
   const int32_t key_max = max_magnitude_bits<D>(key);
   const int32_t value_max = max_magnitude_bits<D>(value);
 
-  uint16_t key_scale = kBf16NaN, value_scale = kBf16NaN;
+  const Format& format = cache.format;
+  RowScale key_scale{kBf16NaN, 0}, value_scale{kBf16NaN, 0};
   if (key_max >= kNonFinite || value_max >= kNonFinite) {
     // The token is poisoned as a whole: who attends to it sees NaN, nobody else does.
     std::memset(key_codes, 0, D);
     std::memset(value_codes, 0, D);
   } else {
-    const Format& format = cache.format;
-    key_scale = quantize_symmetric<D>(key, key_max, (1 << (format.key_bits - 1)) - 1,
-                                      key_codes);
-    value_scale = format.value_bits == 8
-                      ? quantize_symmetric<D>(value, value_max, 127, value_codes)
-                  : format.value_bits == 4
-                      ? quantize_rotated<D, 4>(value, value_max, value_codes)
-                      : quantize_rotated<D, 3>(value, value_max, value_codes);
+    key_scale = quantize_key<D>(format, key, key_max, key_codes);
+    value_scale = quantize_value<D>(format, value, value_max, value_codes);
   }
-  const int key_bits = cache.format.key_bits;
-  pack_key<D>(tile, token, key_codes, 1 << (key_bits - 1),
-              key_bits == 7 ? value_codes : nullptr);
-  pack_value<D>(tile, layout, token, TileLayout::value_plane_bits(cache.format),
-                value_codes);
-  std::memcpy(tile + layout.key_scales + 2 * token, &key_scale, 2);
-  std::memcpy(tile + layout.value_scales + 2 * token, &value_scale, 2);
+  if (format.key_bits < 7) {
+    pack_low_key<D>(tile, layout, format.key_bits, token, key_codes);
+  } else {
+    pack_key<D>(tile, token, key_codes, 1 << (format.key_bits - 1),
+                format.key_bits == 7 ? value_codes : nullptr);
+  }
+  pack_value<D>(tile, layout, token, TileLayout::value_plane_bits(format), value_codes);
+  const auto put = [&](int64_t section, uint16_t number) {
+    std::memcpy(tile + section + 2 * token, &number, 2);
+  };
+  put(layout.key_scales, key_scale.scale);
+  put(layout.value_scales, value_scale.scale);
+  if (format.key_quantizer == Quantizer::kAffine) {
+    put(layout.key_minimums, key_scale.minimum);
+  }
+  if (format.value_quantizer == Quantizer::kAffine) {
+    put(layout.value_minimums, value_scale.minimum);
+  }
 }
 
 template <int D>

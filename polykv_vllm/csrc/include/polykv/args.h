@@ -9,11 +9,19 @@ namespace polykv {
 
 enum class DType : int32_t { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
+// How a row becomes codes, as Quantizer in formats/registry.py.
+enum class Quantizer : int32_t { kSymmetric = 0, kCodebook = 1, kAffine = 2 };
+
 // What a format is, as FormatSpec in formats/registry.py.
 struct Format {
-  int32_t key_bits;    // 7 or 8
-  int32_t value_bits;  // 3, 4 or 8
+  int32_t key_bits;    // 2, 3, 4, 7 or 8
+  int32_t value_bits;  // 2, 3, 4 or 8
   int32_t rotate;      // 1: values are rotated by the orthonormal Hadamard matrix
+  Quantizer key_quantizer;
+  Quantizer value_quantizer;
+  // Affine rows are clipped to their magnitude of this place in ascending order;
+  // head_dim - 1: they are not.
+  int32_t key_clip, value_clip;
 };
 
 // The paged cache: uint8 [num_blocks, num_kv_heads, block_size, slot_bytes]; the tile

@@ -9,6 +9,8 @@ BUILD_INPUTS := pyproject.toml setup.py packaging/install.sh \
     $(shell find polykv_vllm/csrc packaging/vllm-cpu-shim -name '*.cpp' -o -name '*.h' \
         -o -name '*.toml')
 PYTEST_ARGS ?=
+# Tests of one file share engines and stay together.
+TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint format bench clean
@@ -28,7 +30,7 @@ demo: $(STAMP)  ## serve a small model with a compressed cache to 8 agents
 	@$(BIN)/polykv demo
 
 test: lint  ## lint, types and all tests, the real engine included
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads vLLM's `/metrics`."""
 
-import re
 from dataclasses import dataclass
 
-_SAMPLE = re.compile(r"^(?P<name>[\w:]+)(\{(?P<labels>.*)\})? (?P<value>\S+)$")
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+from prometheus_client.parser import text_string_to_metric_families
 
 
 @dataclass(frozen=True)
@@ -138,10 +136,9 @@ def _total(metrics: str, name: str) -> float:
 
 def _samples(metrics: str, name: str) -> list[tuple[dict[str, str], float]]:
     """Return labels and value of each sample of the metric `name`."""
-    found = []
-    for line in metrics.splitlines():
-        match = _SAMPLE.match(line)
-        if match and match["name"] == name:
-            labels = dict(_LABEL.findall(match["labels"] or ""))
-            found.append((labels, float(match["value"])))
-    return found
+    return [
+        (sample.labels, sample.value)
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if sample.name == name
+    ]

@@ -149,8 +149,6 @@ def attention_reasons(hf_config: Any) -> list[str]:
     """Return which kinds of attention a model has that the kernels do not compute."""
     served = "served is causal attention, full or with a sliding window"
     found = []
-    if getattr(hf_config, "attn_logit_softcapping", None):
-        found.append("caps attention logits (attn_logit_softcapping)")
     if getattr(hf_config, "use_bidirectional_attention", False):
         found.append("attends in both directions (use_bidirectional_attention)")
     if getattr(hf_config, "is_causal", True) is False:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shared set-up of the tests."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,18 @@ from hypothesis import settings
 # The same examples on every run; no deadline, because machines share their cores.
 settings.register_profile("polykv", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("polykv")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give the engines of each of pytest-xdist's workers a CPU of their own.
+
+    By itself vLLM binds every engine on a small machine to the same one.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        cpus = sorted(os.sched_getaffinity(0))
+        cpu = cpus[int(worker.removeprefix("gw")) % len(cpus)]
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(cpu))
 
 
 @pytest.fixture(autouse=True)

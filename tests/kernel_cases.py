@@ -44,6 +44,7 @@ class Batch:
     scale: float
     window: int = -1
     key_transform: KeyTransform | None = None
+    logits: ops.LogitTerms | None = None
 
     def run(
         self,
@@ -66,6 +67,7 @@ class Batch:
             self.window,
             forest=forest,
             key_transform=self.key_transform,
+            logits=self.logits,
             fast=fast,
             isa=isa,
             num_threads=num_threads,
@@ -136,6 +138,7 @@ def make_batch(
     key: torch.Tensor | None = None,
     value: torch.Tensor | None = None,
     key_transform: KeyTransform | None = None,
+    logits: ops.LogitTerms | None = None,
 ) -> Batch:
     """Fill a cache with random sequences and ask for their last tokens.
 
@@ -152,6 +155,7 @@ def make_batch(
         key: `[sum of lengths, kv_heads, head_dim]`; N(0, 1) if None.
         value: Like `key`.
         key_transform: Of the layer.
+        logits: Soft cap, ALiBi slopes and sinks.
 
     """
     total = sum(length for _, length in requests)
@@ -183,6 +187,7 @@ def make_batch(
         head_dim**-0.5,
         window,
         key_transform,
+        logits,
     )
 
 
@@ -230,7 +235,11 @@ def oracle(
        most max|v_j| in root mean square, before and after rotating back.
     4. fp32 sums and log2(D) stages of the rotation: 24 eps of sum p_j |v_j|.
 
-    Standard deviations (1 and 3) are taken six times.
+    Standard deviations (1 and 3) are taken six times. A soft cap only lessens 1, as
+    no slope of tanh exceeds 1; tanh itself and the products around it have a relative
+    error below 8 eps = 1e-6, of a logit of at most cap. An ALiBi bias is rounded twice,
+    when it is made and when it is added: 2 eps of each logit's own bias. A sink joins
+    the denominator as one more exact weight with exp2's error.
 
     Returns:
         Output and tolerance, `[num_queries, num_heads, head_dim]` fp64.
@@ -243,10 +252,25 @@ def oracle(
     hidden = token > position
     if batch.window > 0:
         hidden |= token <= position - batch.window
+    terms = batch.logits or ops.LogitTerms()
     outputs, bounds = [], []
     for head in range(num_heads):
         q, k, v = query[:, head], key[:, head // group], value[:, head // group]
-        p = (q @ k.T * batch.scale).masked_fill(hidden, -torch.inf).softmax(-1)
+        logit = q @ k.T * batch.scale
+        extra = torch.zeros_like(logit)
+        if terms.soft_cap > 0:
+            logit = terms.soft_cap * torch.tanh(logit / terms.soft_cap)
+            extra += 1e-6 * logit.abs()
+        if terms.alibi_slopes is not None:
+            bias = terms.alibi_slopes[head].double() * (token - position)
+            logit = logit + bias
+            extra += 2 * 2**-23 * bias.abs()
+        logit = logit.masked_fill(hidden, -torch.inf)
+        sink = torch.full((count, 1), -torch.inf).double()
+        if terms.sinks is not None:
+            sink = terms.sinks[head].double().expand(count, 1)
+            extra += 2 * 2**-23 * sink.abs()
+        p = torch.cat((logit, sink), 1).softmax(-1)[:, :length]
         o = p @ v
         longest = k.norm(dim=-1).max()
         sigma = batch.scale * longest / 32639 / 12**0.5 * q.abs().amax(-1, keepdim=True)
@@ -263,6 +287,8 @@ def oracle(
         bounds.append(
             6 * (sigma * spread2.clamp(min=0).sqrt() + probability)
             + systematic * deviation
+            + (p * extra) @ v.abs()
+            + (p * extra).sum(-1, keepdim=True) * o.abs()
             + rounding
         )
     return torch.stack(outputs, 1), torch.stack(bounds, 1)

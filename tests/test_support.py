@@ -38,7 +38,6 @@ def test_served(architecture: str, head_dim: int) -> None:
         ({"kv_lora_rank": 512}, "MLA"),
         ({"head_dim": 80}, "head size 80"),
         ({"head_dim": 512}, "head size 512"),
-        ({"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
         ({"use_bidirectional_attention": True}, "both directions"),
         ({"is_causal": False}, "is not causal"),
         ({"dual_chunk_attention_config": {"chunk_size": 1}}, "dual chunk"),

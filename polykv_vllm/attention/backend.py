@@ -84,14 +84,29 @@ class PolyKVBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_sink(cls) -> bool:
+        """Attention sinks are supported."""
+        return True
+
+    @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
         """Set the bytes of one (token, KV head).
 
         A spec of another dtype is that of a layer kept out of quantization, which
         vLLM sizes with the same backend class: it stays as it is.
+
+        Raises:
+            UnsupportedError: Keys and values have heads of different sizes.
+
         """
         if spec.dtype != CACHE_TORCH_DTYPE:
             return spec
+        if spec.head_size_v != spec.head_size:
+            raise UnsupportedError(
+                f"{cls.fmt.name} does not support heads of {spec.head_size} elements "
+                f"for keys and {spec.head_size_v} for values; both must be the same "
+                "(vLLM tells an implementation the first only)"
+            )
         slot_bytes = cls.fmt.slot_bytes(spec.head_size)
         return replace(spec, state_content_bytes=slot_bytes)
 

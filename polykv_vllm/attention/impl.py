@@ -35,6 +35,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         logits_soft_cap: float | None = None,
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
         **extra_impl_args: Any,
     ) -> None:
         """Keep what the kernels need and refuse what they do not have.
@@ -44,8 +45,6 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
 
         """
         unsupported = {
-            "ALiBi": alibi_slopes is not None,
-            "a logits soft cap": bool(logits_soft_cap),
             f"{attn_type} attention": attn_type != AttentionType.DECODER,
             "KV sharing between layers": kv_sharing_target_layer_name is not None,
         }
@@ -56,7 +55,8 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         if found := [name for name, is_used in unsupported.items() if is_used]:
             raise UnsupportedError(
                 f"{kv_cache_dtype} does not support {', '.join(found)}; it serves "
-                "causal decoder attention, with or without a sliding window"
+                "causal decoder attention, with or without a sliding window, a logits "
+                "soft cap, ALiBi slopes and attention sinks"
             )
         self.fmt = get_format(kv_cache_dtype)
         self.fmt.check_head_dim(head_size)
@@ -66,6 +66,14 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.head_size = head_size
         self.scale = float(scale)
         self.sliding_window = -1 if sliding_window is None else sliding_window
+        # A parameter whose values come with the weights; the kernels read a copy.
+        self.sinks = sinks
+        self._logits = ops.LogitTerms(
+            float(logits_soft_cap or 0.0),
+            None if alibi_slopes is None else torch.tensor(alibi_slopes).float(),
+            None if sinks is None else torch.zeros(sinks.shape, dtype=torch.float32),
+        )
+        self._logits.check_heads(num_heads)
         vllm_config = get_current_vllm_config()
         parallel = vllm_config.parallel_config
         self.recorder = open_recorder(parallel.data_parallel_index, parallel.rank)
@@ -100,6 +108,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             self.scale,
             self.sliding_window,
             key_transform=transform,
+            logits=self._logits,
             fast=self._fast,
             isa=self.isa,
         )
@@ -162,6 +171,9 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         if attn_metadata is None:
             return output
         start = perf_counter()
+        if self.sinks is not None:
+            assert self._logits.sinks is not None
+            self._logits.sinks.copy_(self.sinks)
         self._attend(query, kv_cache, output, attn_metadata.batch)
         self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)
         return output

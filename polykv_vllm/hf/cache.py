@@ -208,6 +208,10 @@ def _check(
 ) -> None:
     """Raise UnsupportedError unless the kernels compute this model's attention."""
     reasons = list(attention_reasons(config))
+    if getattr(config, "attn_logit_softcapping", None):
+        reasons.append(
+            "it caps attention logits (attn_logit_softcapping), which is served in vLLM"
+        )
     if getattr(config, "num_kv_shared_layers", None):
         reasons.append("its layers share keys and values; each needs its own")
     try:

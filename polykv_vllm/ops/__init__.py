@@ -20,11 +20,13 @@ from polykv_vllm.ops.dispatch import (
     reshape_and_cache,
 )
 from polykv_vllm.ops.forest import TILE_TOKENS, build_prefix_forest
+from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest, SharingCounts
 
 __all__ = [
     "TILE_TOKENS",
     "AttentionBatch",
+    "LogitTerms",
     "PrefixForest",
     "SharingCounts",
     "available_isas",

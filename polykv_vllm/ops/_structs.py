@@ -79,6 +79,16 @@ class StoreArgs(ct.Structure):
     ]
 
 
+class LogitStruct(ct.Structure):
+    """`polykv::LogitTerms`."""
+
+    _fields_ = [
+        ("alibi_slopes", ct.c_void_p),
+        ("sinks", ct.c_void_p),
+        ("soft_cap", ct.c_float),
+    ]
+
+
 class AttentionArgs(ct.Structure):
     """`polykv::AttentionArgs`."""
 
@@ -99,6 +109,7 @@ class AttentionArgs(ct.Structure):
         ("block_table_stride", ct.c_int64),
         ("num_rows", ct.c_int64),
         ("query_transform", RowTransform),
+        ("logits", LogitStruct),
         ("block_table_width", ct.c_int32),
         ("num_reqs", ct.c_int32),
         ("num_segments", ct.c_int32),

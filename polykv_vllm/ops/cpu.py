@@ -23,10 +23,12 @@ from polykv_vllm.ops._structs import (
     Cache,
     ForestArgs,
     Format,
+    LogitStruct,
     RowTransform,
     StoreArgs,
 )
 from polykv_vllm.ops.batch import AttentionBatch, check_index
+from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.table import validate_cache
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
@@ -138,6 +140,16 @@ def _row_transform(
     return RowTransform(multipliers.data_ptr(), rotate), multipliers
 
 
+def _logit_struct(terms: LogitTerms) -> LogitStruct:
+    """Return the struct; the tensors that it points to are those of `terms`."""
+    slopes, sinks = terms.alibi_slopes, terms.sinks
+    return LogitStruct(
+        None if slopes is None else slopes.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
+        terms.soft_cap,
+    )
+
+
 def _raise_if(error: bytes | None) -> None:
     if error is not None:
         raise ValueError(error.decode())
@@ -226,8 +238,10 @@ class LayerAttention:
         fast: bool,
         num_threads: int,
         key_transform: KeyTransform | None,
+        logits: LogitTerms | None,
     ) -> None:
         _check_softmax(scale, sliding_window)
+        self._logits = logits or LogitTerms()
         self._kernel, self._fmt = kernel, fmt
         self._transform = key_transform or KeyTransform()
         struct, self._multipliers = _row_transform(
@@ -239,6 +253,7 @@ class LayerAttention:
             fast=fast,
             num_threads=num_threads,
             query_transform=struct,
+            logits=_logit_struct(self._logits),
         )
         self._ref = ct.byref(self._args)
         self._cache: torch.Tensor | None = None
@@ -284,6 +299,7 @@ class LayerAttention:
                 f"{num_heads} query heads are no multiple of "
                 f"{args.cache.num_kv_heads} KV heads"
             )
+        self._logits.check_heads(num_heads)
         args.num_heads = num_heads
         args.num_rows = min(num_rows, output.shape[0])
         args.query_token_stride, args.query_head_stride = query.stride()[:2]

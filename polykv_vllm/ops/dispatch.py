@@ -11,6 +11,7 @@ from polykv_vllm.formats import FormatSpec
 from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops import cpu, reference
 from polykv_vllm.ops.batch import AttentionBatch
+from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest
 from polykv_vllm.ops.table import Entry, OpTable
 
@@ -100,6 +101,7 @@ def layer_attention(
     sliding_window: int = -1,
     *,
     key_transform: KeyTransform | None = None,
+    logits: LogitTerms | None = None,
     fast: bool = False,
     isa: str | None = None,
     num_threads: int = 0,
@@ -111,7 +113,7 @@ def layer_attention(
     `AttentionBatch`, one for all layers. Arguments as in `paged_attention`.
     """
     make = _entry("paged_attention", fmt, isa)
-    layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform)
+    layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
     return cast(LayerAttention, layer)
 
 
@@ -163,6 +165,7 @@ def paged_attention(
     *,
     forest: PrefixForest | None = None,
     key_transform: KeyTransform | None = None,
+    logits: LogitTerms | None = None,
     fast: bool = False,
     isa: str | None = None,
     num_threads: int = 0,
@@ -186,6 +189,7 @@ def paged_attention(
         forest: Blocks of this batch to read once for several requests
             (`build_prefix_forest`); the result is the same without.
         key_transform: What the cached keys went through; None for nothing.
+        logits: Soft cap, ALiBi slopes and sinks; None for none of them.
         fast: Round probabilities to 8 bits instead of 16 before they weigh the
             values: less work, relative error up to 1e-2 instead of 3e-3. The
             reference has no such mode and computes as ever.
@@ -200,5 +204,5 @@ def paged_attention(
     """
     make = _entry("paged_attention", fmt, isa, query)
     batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest)
-    layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform)
+    layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
     layer(query, kv_cache, output, batch)

@@ -6,6 +6,7 @@ import torch
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops.batch import AttentionBatch
+from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.table import validate_cache
 from polykv_vllm.reference import attention, cache
 
@@ -51,8 +52,10 @@ class LayerAttention:
         fast: bool,
         num_threads: int,
         key_transform: KeyTransform | None,
+        logits: LogitTerms | None,
     ) -> None:
         del fast, num_threads
+        self._logits = logits or LogitTerms()
         self._transform = key_transform or KeyTransform()
         self._fmt, self._scale, self._window = fmt, scale, sliding_window
 
@@ -65,6 +68,7 @@ class LayerAttention:
     ) -> None:
         """Attend."""
         _check(kv_cache, self._fmt, query.shape[-1], self._transform)
+        self._logits.check_heads(query.shape[1])
         attention.paged_attention(
             self._transform.queries(query),
             kv_cache,
@@ -75,4 +79,7 @@ class LayerAttention:
             self._fmt,
             self._scale,
             self._window,
+            self._logits.soft_cap,
+            self._logits.alibi_slopes,
+            self._logits.sinks,
         )

@@ -13,6 +13,9 @@ def attention(
     value: torch.Tensor,
     scale: float,
     sliding_window: int = -1,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention of the last tokens of a sequence.
 
@@ -22,6 +25,10 @@ def attention(
         value: Like `key`.
         scale: Softmax scale.
         sliding_window: Keys that a query sees, itself included; -1 for all.
+        soft_cap: A logit s becomes `cap * tanh(s / cap)`; 0 for none.
+        alibi_slopes: `[num_heads]`, times key minus query position is then added to
+            the logits; None for none (arXiv 2108.12409).
+        sinks: `[num_heads]` logits that count in the denominator only; None for none.
 
     Returns:
         `[num_queries, num_heads, head_dim]` in the dtype of `key`.
@@ -39,10 +46,18 @@ def attention(
     for head in range(num_heads):
         k, v = key[:, head // group], value[:, head // group]
         scores = query[:, head].to(key.dtype) @ k.T * scale
+        if soft_cap > 0:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
+        if alibi_slopes is not None:
+            scores = scores + alibi_slopes[head].to(key.dtype) * (token - position)
         scores = scores.masked_fill(~visible, -torch.inf)
+        if sinks is not None:
+            sink = sinks[head].to(key.dtype).expand(num_queries, 1)
+            scores = torch.cat((scores, sink), 1)
         # Rows outside the window may hold NaN: select them out, 0 * NaN is NaN.
         seen = visible.any(0).unsqueeze(1)
-        output[:, head] = scores.softmax(-1) @ torch.where(seen, v, torch.zeros_like(v))
+        weights = scores.softmax(-1)[:, :seq_len]
+        output[:, head] = weights @ torch.where(seen, v, torch.zeros_like(v))
     return output
 
 
@@ -56,6 +71,9 @@ def paged_attention(
     fmt: FormatSpec,
     scale: float,
     sliding_window: int = -1,
+    soft_cap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> None:
     """Attention over the cache; arguments as `ops.paged_attention`."""
     starts = query_start_loc.tolist()
@@ -67,5 +85,12 @@ def paged_attention(
             kv_cache, block_table[request], seq_len, query.shape[-1], fmt
         )
         output[first:last] = attention(
-            query[first:last], key, value, scale, sliding_window
+            query[first:last],
+            key,
+            value,
+            scale,
+            sliding_window,
+            soft_cap,
+            alibi_slopes,
+            sinks,
         ).to(output.dtype)

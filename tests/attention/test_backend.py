@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import FORMATS, FormatSpec
 
 FORMAT_LIST = list(FORMATS.values())
@@ -38,6 +39,13 @@ def test_specs_of_skipped_layers_stay_as_they_are() -> None:
 
     skipped = spec(dtype=torch.bfloat16)
     assert backend_class(FORMAT_LIST[0]).customize_spec(skipped) == skipped
+
+
+def test_values_of_another_head_size_are_refused() -> None:
+    from polykv_vllm.attention.backend import backend_class
+
+    with pytest.raises(UnsupportedError, match="128 elements for keys and 64 for val"):
+        backend_class(FORMAT_LIST[0]).customize_spec(spec(128, head_size_v=64))
 
 
 @pytest.mark.parametrize("fmt", FORMAT_LIST, ids=lambda fmt: fmt.name)

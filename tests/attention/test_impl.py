@@ -44,9 +44,28 @@ def metadata(seq_len: int, query_len: int) -> Any:
     )
 
 
+SINKS = torch.tensor([0.0, 3.0, -4.0, 8.0])
+SLOPES = [0.5, 0.25, 0.125, 0.0625]
+
+
 @pytest.mark.parametrize("sliding_window", [None, 7])
-def test_stores_and_attends(make: Any, sliding_window: int | None) -> None:
-    impl = make(sliding_window=sliding_window, kv_cache_dtype="polykv_k7v4")
+@pytest.mark.parametrize(
+    ("layer", "logits"),
+    [
+        ({}, ops.LogitTerms()),
+        ({"logits_soft_cap": 3.0}, ops.LogitTerms(soft_cap=3.0)),
+        (
+            {"alibi_slopes": SLOPES},
+            ops.LogitTerms(alibi_slopes=torch.tensor(SLOPES)),
+        ),
+        ({"sinks": SINKS.bfloat16()}, ops.LogitTerms(sinks=SINKS)),
+    ],
+    ids=["plain", "cap", "alibi", "sinks"],
+)
+def test_stores_and_attends(
+    make: Any, sliding_window: int | None, layer: dict[str, Any], logits: Any
+) -> None:
+    impl = make(sliding_window=sliding_window, kv_cache_dtype="polykv_k7v4", **layer)
     fmt = get_format("polykv_k7v4")
     num_tokens, padding = 40, 3
     key, value = torch.randn(2, num_tokens + padding, NUM_KV_HEADS, HEAD_SIZE)
@@ -73,12 +92,38 @@ def test_stores_and_attends(make: Any, sliding_window: int | None) -> None:
         SCALE,
         sliding_window or -1,
         key_transform=impl.key_transform,
+        logits=logits,
         isa="scalar",
     )
     assert torch.equal(output, expected)
     assert torch.equal(output[num_tokens:], query[num_tokens:] * 0 + 42.0)
     assert not torch.equal(output[:num_tokens], expected[:num_tokens] * 0 + 42.0)
     assert cache[0].count_nonzero() == 0  # the null block
+
+
+def test_sinks_are_those_of_the_loaded_weights(make: Any) -> None:
+    """The layer is made before its weights are there, and they may be exchanged."""
+    sinks = torch.nn.Parameter(torch.zeros(NUM_HEADS), requires_grad=False)
+    impl = make(sinks=sinks)
+    rows = torch.randn(1, NUM_HEADS, HEAD_SIZE)
+    shape = (3, NUM_KV_HEADS, BLOCK_SIZE, impl.fmt.slot_bytes(HEAD_SIZE))
+    cache = torch.zeros(shape, dtype=torch.uint8)
+    impl.do_kv_cache_update(
+        None, rows[:, :2], rows[:, 2:], cache, torch.tensor([2 * BLOCK_SIZE])
+    )
+    outputs = []
+    for value in (0.0, 100.0):
+        sinks.data.fill_(value)
+        output = torch.empty_like(rows)
+        impl.forward(None, rows, rows, rows, cache, metadata(1, 1), output)
+        outputs.append(output)
+    assert outputs[0].abs().max() > 0.1
+    assert outputs[1].abs().max() < 1e-6
+
+
+def test_slopes_of_another_number_of_heads_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="2 alibi_slopes for 4 query heads"):
+        make(alibi_slopes=[0.5, 0.25])
 
 
 def test_profiling_has_no_metadata(make: Any) -> None:
@@ -91,12 +136,10 @@ def test_profiling_has_no_metadata(make: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"alibi_slopes": [0.5] * NUM_HEADS}, "ALiBi"),
-        ({"logits_soft_cap": 30.0}, "a logits soft cap"),
         ({"attn_type": "encoder_only"}, "encoder_only attention"),
         ({"attn_type": "encoder_decoder"}, "encoder_decoder attention"),
         ({"kv_sharing_target_layer_name": "layers.0"}, "KV sharing"),
-        ({"sinks": torch.zeros(NUM_HEADS)}, "the argument sinks"),
+        ({"chunk_lookback": 4}, "the argument chunk_lookback"),
     ],
 )
 def test_refuses_what_the_kernels_lack(

@@ -61,6 +61,7 @@ class TestExtension:
                 impl.scale,
                 impl.sliding_window,
                 key_transform=impl.key_transform,
+                logits=impl._logits,
                 isa="reference",
             )
             store = ops.layer_store(
@@ -76,7 +77,11 @@ class TestExtension:
     def polykv_attention_layers(self) -> dict[str, str]:
         """Implementation class of each attention layer."""
         layers = self.compilation_config.static_forward_context  # type: ignore
-        return {name: type(layer.impl).__name__ for name, layer in layers.items()}
+        return {
+            name: type(layer.impl).__name__
+            for name, layer in layers.items()
+            if hasattr(layer, "impl")
+        }
 
     def polykv_key_transforms(self) -> dict[str, tuple[str, Any]]:
         """Treatment and scales of each layer with one of our caches."""
@@ -84,7 +89,7 @@ class TestExtension:
         return {
             name: (transform.treatment, _plain(transform)["scales"])
             for name, layer in layers.items()
-            if (transform := getattr(layer.impl, "key_transform", None)) is not None
+            if (transform := getattr(getattr(layer, "impl", None), "key_transform", None)) is not None
         }
 
     def polykv_key_projections(self) -> dict[str, Any]:
@@ -97,7 +102,7 @@ class TestExtension:
         return {
             name: _plain(read_key_projection(modules, name, layer.impl, dtype))
             for name, layer in layers.items()
-            if hasattr(layer.impl, "key_transform")
+            if hasattr(getattr(layer, "impl", None), "key_transform")
         }
 
     def polykv_cache_shapes(self) -> dict[str, list[int]]:
@@ -121,7 +126,7 @@ class TestExtension:
     def _impls(self) -> list[Any]:
         """Return the layers with one of our caches, in the order they run."""
         layers = self.compilation_config.static_forward_context  # type: ignore
-        impls = [layer.impl for layer in layers.values()]
+        impls = [getattr(layer, "impl", None) for layer in layers.values()]
         return [impl for impl in impls if hasattr(impl, "_store")]
 
     def _replace(self, impl: Any, **members: Any) -> None:

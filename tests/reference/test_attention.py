@@ -43,6 +43,40 @@ def test_equals_torch(group: int, queries: int, length: int, window: int) -> Non
     )
 
 
+def test_alibi_is_a_mask() -> None:
+    """torch has the bias as a mask; slopes are those of arXiv 2108.12409."""
+    query = torch.randn(9, 4, 64, dtype=torch.float64)
+    key, value = torch.randn(2, 30, 4, 64, dtype=torch.float64)
+    slopes = 2.0 ** -torch.arange(2, 10, 2)
+    distance = torch.arange(30) - torch.arange(21, 30).unsqueeze(1)
+    mask = (slopes[:, None, None] * distance).double()
+    mask = mask.masked_fill(distance > 0, -torch.inf)
+    rows = (x.transpose(0, 1) for x in (query, key, value))
+    out = scaled_dot_product_attention(*rows, attn_mask=mask, scale=0.2)
+    got = attention(query, key, value, 0.2, alibi_slopes=slopes)
+    torch.testing.assert_close(got, out.transpose(0, 1), rtol=0, atol=1e-13)
+
+
+def test_a_sink_is_a_token_without_a_value() -> None:
+    query = torch.randn(1, 1, 64, dtype=torch.float64)
+    key, value = torch.randn(2, 12, 1, 64, dtype=torch.float64)
+    # The first token becomes the sink: its logit is kept, its value is not.
+    sink = (query[0, 0] @ key[0, 0] * 0.2).reshape(1)
+    value[0] = 0
+    got = attention(query, key[1:], value[1:], 0.2, sinks=sink)
+    whole = attention(query, key, value, 0.2)
+    torch.testing.assert_close(got, whole, rtol=0, atol=1e-13)
+
+
+def test_soft_cap() -> None:
+    query = 5 * torch.randn(1, 1, 64, dtype=torch.float64)
+    key, value = torch.randn(2, 12, 1, 64, dtype=torch.float64)
+    logit = 3 * torch.tanh(key[:, 0] @ query[0, 0] * 0.2 / 3)
+    expected = (logit.exp() / logit.exp().sum()) @ value[:, 0]
+    got = attention(query, key, value, 0.2, soft_cap=3.0)
+    torch.testing.assert_close(got[0, 0], expected, rtol=0, atol=1e-13)
+
+
 def test_nan_outside_the_window_is_not_seen() -> None:
     query = torch.randn(3, 2, 64)
     key, value = torch.randn(2, 20, 1, 64)

@@ -49,7 +49,6 @@ def test_mla_of_vllm_is_untouched() -> None:
     [
         ({"head_size": 80}, "head_size not supported.*64, 128, 256"),
         ({"use_mla": True}, "MLA not supported"),
-        ({"has_sink": True}, "attention sinks not supported"),
         ({"attn_type": "encoder_only"}, "attention type encoder_only not supported"),
         ({"use_mm_prefix": True}, "full attention not supported"),
         ({"use_sparse": True}, "sparse not supported"),
@@ -61,6 +60,11 @@ def test_mla_of_vllm_is_untouched() -> None:
 def test_layers_out_of_reach_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UnsupportedError, match=reason):
         route("polykv", **changes)
+
+
+@pytest.mark.usefixtures("installed")
+def test_sinks_are_served() -> None:
+    assert route("polykv", has_sink=True) == route("polykv")
 
 
 @pytest.mark.usefixtures("installed")

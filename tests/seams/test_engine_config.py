@@ -78,11 +78,6 @@ def test_accepts_a_served_model(create: Any) -> None:
             {"additional_config": {"polykv": {"isa": "neon"}}},
             "isa='neon' is not available; here: auto, .*scalar",
         ),
-        (
-            GEMMA | {"attn_logit_softcapping": 50.0},
-            {},
-            "caps attention logits.*served is causal attention",
-        ),
         (GEMMA | {"use_bidirectional_attention": True}, {}, "both directions"),
     ],
 )

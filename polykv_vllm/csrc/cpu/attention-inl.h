@@ -84,7 +84,10 @@ inline void load_run(const AttentionArgs& args, const RowBlock& block,
     RowParams& params = scratch.rows[row];
     float unit;
     params.correction = -bias * quantize_query<D>(q, high, low, &unit);
-    params.scale = unit * args.scale * 1.44269504f;
+    params.scale = unit * args.scale * kLog2E;
+    const LogitTerms& logits = args.logits;
+    params.to_tanh = logits.soft_cap > 0 ? unit * args.scale / logits.soft_cap : 0.0f;
+    params.slope = logits.alibi_slopes ? logits.alibi_slopes[head] * kLog2E : 0.0f;
     params.end = context + token + 1;
     params.begin = args.sliding_window > 0 ? params.end - args.sliding_window : 0;
     if (params.begin < 0) params.begin = 0;
@@ -333,6 +336,9 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
   const Format& format = args.cache.format;
   scratch.softmax.scales.affine_keys = format.key_quantizer == Quantizer::kAffine;
   scratch.softmax.scales.affine_values = format.value_quantizer == Quantizer::kAffine;
+  const LogitTerms& logits = args.logits;
+  scratch.softmax.terms = {logits.soft_cap > 0 || logits.alibi_slopes != nullptr,
+                           logits.soft_cap * kLog2E};
   const TileConfig config;
   int64_t begin = INT64_MAX, end = 0;
   for (int r = 0; r < block.num_rows; ++r) {
@@ -357,17 +363,31 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
   }
 }
 
+// What a row's weighted values are multiplied with: the reciprocal of its weights' sum,
+// relative to `peak`. A sink adds its weight to the sum, here and nowhere else.
+inline float normalizer(const LogitTerms& logits, int64_t head, float peak, float sum,
+                        float norm) {
+  if (sum == 0) return 0.0f;  // the row saw no token
+  if (!logits.sinks) return 1.0f / (sum * norm);
+  const float sink = logits.sinks[head] * kLog2E;
+  const float top = sink > peak ? sink : peak;
+  const float weight = first(exp2(set1(peak - top)));
+  const float total = std::fma(sum, weight, first(exp2(set1(sink - top))));
+  return weight / (total * norm);
+}
+
 template <int D>
 inline void finish_run(const AttentionArgs& args, int kv_head, const RowRun& run,
-                       const float* sums, float* accs) {
+                       RowState state) {
   const int group = args.num_heads / args.cache.num_kv_heads;
   const float norm = args.cache.format.rotate ? std::sqrt(static_cast<float>(D)) : 1.0f;
   for (int r = 0; r < run.num_rows; ++r) {
-    float* acc = accs + r * D;
+    float* acc = state.acc + r * D;
     const int64_t token =
         args.query_start_loc[run.request] + (run.row_begin + r) / group;
     const int64_t head = kv_head * group + (run.row_begin + r) % group;
-    const VecF factor = set1(sums[r] == 0 ? 0.0f : 1.0f / (sums[r] * norm));
+    const VecF factor =
+        set1(normalizer(args.logits, head, state.max[r], state.sum[r], norm));
     // Before the rotation, whose sums could overflow for values near fp32's limit.
     for (int d = 0; d < D; d += 16) store(acc + d, mul(load(acc + d), factor));
     if (args.cache.format.rotate) fwht<D>(acc);
@@ -383,7 +403,8 @@ inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
   int row = 0;
   for (int i = 0; i < block.num_runs; ++i) {
     const RowRun& run = block.runs[i];
-    finish_run<D>(args, block.kv_head, run, state.sum + row, state.acc + row * D);
+    finish_run<D>(args, block.kv_head, run,
+                  {state.max + row, state.sum + row, state.acc + row * D});
     row += run.num_rows;
   }
 }

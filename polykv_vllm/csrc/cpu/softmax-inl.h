@@ -26,10 +26,20 @@ struct TileScales {
   bool affine_keys, affine_values;
 };
 
+constexpr float kLog2E = 1.44269504f;
+
 struct RowParams {
   float scale;         // query scale * softmax scale * log2(e)
+  float to_tanh;       // query scale * softmax scale / soft cap
+  float slope;         // ALiBi slope * log2(e)
   int32_t correction;  // -bias * sum of the query codes; affine keys: that sum
-  int64_t begin, end;  // positions that the row attends to
+  int64_t begin, end;  // positions that the row attends to; it is at the last one
+};
+
+// What happens to all scores of a call before the softmax, in base 2.
+struct ScoreTerms {
+  bool any;   // whether anything does
+  float cap;  // soft cap * log2(e), 0 without one
 };
 
 // What one tile gives the rows of a sub-block; weights are relative to each row's own
@@ -48,6 +58,7 @@ struct SoftmaxBuffers {
   alignas(64) float top[kSubRows][16];          // lane-wise maxima of the scores
   alignas(64) uint8_t prob[2 * kSubRows * kTileTokens];
   TileScales scales;
+  ScoreTerms terms;
   Prefetcher prefetcher;
 };
 
@@ -95,6 +106,32 @@ inline void mask_scores(TokenRange range, int subtiles, float* x, float* top) {
   for (int t = 0; t < subtiles * 16; t += 16) {
     const VecF score =
         select(tokens_mask(range.begin, range.end, t), load(x + t), set1(-kInf));
+    store(x + t, score);
+    largest = max(largest, score);
+  }
+  store(top, largest);
+}
+
+// Turns products of integers into capped and biased scores in base 2, whose scale is 1,
+// and hides what mask_scores hides. A bias depends on the distance between two
+// positions alone, which is exact up to 2^24.
+inline void apply_terms(const ScoreTerms& terms, const RowParams& row,
+                        int64_t tile_begin, int subtiles, float* x, float* top) {
+  alignas(64) static constexpr int32_t kLanes[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                                     8, 9, 10, 11, 12, 13, 14, 15};
+  const VecI lanes = load_i(kLanes);
+  const VecF scale = set1(row.scale), to_tanh = set1(row.to_tanh);
+  const VecF cap = set1(terms.cap), slope = set1(row.slope);
+  const int64_t begin = row.begin - tile_begin, end = row.end - tile_begin;
+  VecF largest = set1(-kInf);
+  for (int t = 0; t < subtiles * 16; t += 16) {
+    VecF score = load(x + t);
+    score = terms.cap > 0 ? mul(cap, tanh(mul(score, to_tanh))) : mul(score, scale);
+    if (row.slope != 0) {
+      const VecI distance = add_i(lanes, set1_i(static_cast<int32_t>(t + 1 - end)));
+      score = fma(to_float(distance), slope, score);
+    }
+    score = select(tokens_mask(begin, end, t), score, set1(-kInf));
     store(x + t, score);
     largest = max(largest, score);
   }
@@ -155,8 +192,8 @@ inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
 
 // Scores of `rows` rows -> probabilities, row by row in sweeps, so that the reductions
 // of all rows run side by side. kSubtiles is their number if the tile is whole, so
-// that the loops over it unroll; else 0.
-template <int kSubtiles, int kTerms, bool kAffine>
+// that the loops over it unroll; else 0. kPlain: nothing but a scale happens to scores.
+template <int kSubtiles, int kTerms, bool kPlain, bool kAffine>
 inline void softmax_rows(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
@@ -168,11 +205,14 @@ inline void softmax_rows(const GemmShape& shape, const RowParams* params,
   };
   for (int r = 0; r < kSubRows; ++r) lanes[r] = tops[r] = zeros[r] = set1(0.0f);
   for (int r = 0; r < shape.rows; ++r) {
-    if (!range(r).covers(subtiles * 16)) {
-      mask_scores(range(r), subtiles, buffers.x + r * kTileTokens, buffers.top[r]);
+    float* x = buffers.x + r * kTileTokens;
+    if constexpr (!kPlain) {
+      apply_terms(buffers.terms, params[r], tile_begin, subtiles, x, buffers.top[r]);
+    } else if (!range(r).covers(subtiles * 16)) {
+      mask_scores(range(r), subtiles, x, buffers.top[r]);
     }
     lanes[r] = load(buffers.top[r]);
-    scale[r] = params[r].scale;
+    scale[r] = kPlain ? params[r].scale : 1.0f;
   }
   const VecF row_max = mul(reduce_max_rows(lanes), load(scale));
   store(result.max, row_max);
@@ -208,10 +248,13 @@ inline void softmax_tile(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
   constexpr int kWhole = kTileTokens / kSubtileTokens;
-  if (shape.subtiles == kWhole) {
-    softmax_rows<kWhole, kTerms, kAffine>(shape, params, tile_begin, buffers, result);
+  if (buffers.terms.any) {
+    softmax_rows<0, kTerms, false, kAffine>(shape, params, tile_begin, buffers, result);
+  } else if (shape.subtiles == kWhole) {
+    softmax_rows<kWhole, kTerms, true, kAffine>(shape, params, tile_begin, buffers,
+                                                result);
   } else {
-    softmax_rows<0, kTerms, kAffine>(shape, params, tile_begin, buffers, result);
+    softmax_rows<0, kTerms, true, kAffine>(shape, params, tile_begin, buffers, result);
   }
 }
 

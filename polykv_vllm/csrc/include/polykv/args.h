@@ -65,6 +65,13 @@ struct SharedSegment {
   int32_t first_reader, num_readers;  // a range of `readers`
 };
 
+// What a layer does to its logits q.k * scale besides a softmax (ops/logits.py).
+struct LogitTerms {
+  const float* alibi_slopes;  // [num_heads]: slope * (key - query position) is added
+  const float* sinks;         // [num_heads]: logits that only the denominator counts
+  float soft_cap;             // > 0: logits become cap * tanh(logit / cap), first
+};
+
 // Causal attention of the query rows of `num_reqs` requests over their cached tokens.
 struct AttentionArgs {
   Cache cache;
@@ -81,6 +88,7 @@ struct AttentionArgs {
   int64_t block_table_stride;     // elements
   int64_t num_rows;  // token rows of query and output, for the bounds check
   RowTransform query_transform;
+  LogitTerms logits;
   int32_t block_table_width;  // elements
   int32_t num_reqs;
   int32_t num_segments;

@@ -50,6 +50,7 @@ def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
     treatments = Counter(impl.key_transform.treatment for impl in impls.values())
     counts = ", ".join(f"{name} in {n} layers" for name, n in treatments.items())
     logger.info("Key treatment: %s (key_treatment=%s)", counts, asked)
+    _warn_of_few_bits(impls)
 
 
 def require_key_transforms(layers: Mapping[str, Any]) -> None:
@@ -80,6 +81,22 @@ def require_key_transforms(layers: Mapping[str, Any]) -> None:
             "hadamard, or another --load-format"
         )
     logger.warning("Key treatment: hadamard, without scales (%s)", reason)
+
+
+def _warn_of_few_bits(impls: Mapping[str, PolyKVImpl]) -> None:
+    """Say what a low-bit format does without a calibration."""
+    names = {
+        impl.fmt.name
+        for impl in impls.values()
+        if impl.fmt.is_low_bit and impl.key_transform.matrices is None
+    }
+    if names:
+        logger.warning(
+            "%s has no calibration of this model: keys and values go through a "
+            "Hadamard transform, which loses much more at 2 and 3 bits than calibrated "
+            "transforms do. Make them with `polykv calibrate MODEL`",
+            ", ".join(sorted(names)),
+        )
 
 
 def _read(

@@ -3,6 +3,8 @@
 
 import hashlib
 
+import torch
+
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.formats.layout import LAYOUT_ID
 from polykv_vllm.keys.transform import KeyTransform
@@ -17,7 +19,7 @@ def format_identity(
 
     Bytes may be read as keys and values only by a layer with the same identity: it
     changes with the format, its version, the layout, the shape of a tile, the key
-    treatment, and any bit of the scales.
+    treatment, and any bit of the scales or matrices.
 
     Args:
         fmt: The format.
@@ -27,8 +29,9 @@ def format_identity(
 
     """
     treatment = key_transform.treatment
-    if key_transform.scales is not None:
-        treatment += f":{_digest(key_transform)}"
+    for numbers in (key_transform.scales, key_transform.matrices):
+        if numbers is not None:
+            treatment += f":{_digest(numbers)}"
     parts = (
         f"{fmt.name}-{fmt.version}",
         LAYOUT_ID,
@@ -39,11 +42,8 @@ def format_identity(
     return " ".join(parts)
 
 
-def _digest(key_transform: KeyTransform) -> str:
-    scales = key_transform.scales
-    if scales is None:
-        return ""
-    values = scales.detach().cpu().contiguous()
+def _digest(numbers: torch.Tensor) -> str:
+    values = numbers.detach().float().cpu().contiguous()
     digest = hashlib.sha256(str(tuple(values.shape)).encode())
     digest.update(values.numpy().astype("<f4").tobytes())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]

@@ -56,6 +56,7 @@ class RowTransform(ct.Structure):
 
     _fields_ = [
         ("multipliers", ct.c_void_p),
+        ("matrices", ct.c_void_p),
         ("rotate", ct.c_int32),
     ]
 
@@ -116,6 +117,7 @@ class AttentionArgs(ct.Structure):
         ("num_heads", ct.c_int32),
         ("sliding_window", ct.c_int32),
         ("dtype", ct.c_int32),
+        ("query_dtype", ct.c_int32),
         ("scale", ct.c_float),
         ("fast", ct.c_int32),
         ("num_threads", ct.c_int32),

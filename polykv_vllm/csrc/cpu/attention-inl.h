@@ -77,7 +77,7 @@ inline void load_run(const AttentionArgs& args, const RowBlock& block,
     load_row<D>(
         q, args.query,
         (first_token + token) * args.query_token_stride + head * args.query_head_stride,
-        args.dtype);
+        args.query_dtype);
     transform_row<D>(q, args.query_transform, block.kv_head);
     int8_t* high = scratch.query[row / kSubRows] + row % kSubRows * D;
     int8_t* low = high + sub_shape(block.num_rows, row / kSubRows).low_row * D;

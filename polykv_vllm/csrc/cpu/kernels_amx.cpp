@@ -21,6 +21,7 @@
 #include "vec_avx512.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
 #include "affine-inl.h"
 #include "pack_keys-inl.h"
 #include "store-inl.h"
@@ -66,6 +67,7 @@ const KernelTable& amx_kernels() {
       "amx",       [] { return avx512_kernels().supported() && amx_usable(); },
       store_entry, attend_tiles,
       merge_entry, finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

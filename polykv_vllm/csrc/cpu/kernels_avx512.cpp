@@ -19,6 +19,7 @@
 #include "vec_avx512.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
 #include "affine-inl.h"
 #include "pack_keys-inl.h"
 #include "store-inl.h"
@@ -46,6 +47,7 @@ const KernelTable& avx512_kernels() {
       attend_entry,
       merge_entry,
       finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

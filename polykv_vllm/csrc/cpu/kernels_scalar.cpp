@@ -12,6 +12,7 @@
 #include "vec_scalar.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
 #include "affine-inl.h"
 #include "pack_keys-inl.h"
 #include "store-inl.h"
@@ -29,6 +30,7 @@ const KernelTable& scalar_kernels() {
   static const KernelTable table = {
       "scalar",     [] { return true; }, store_entry,
       attend_entry, merge_entry,         finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

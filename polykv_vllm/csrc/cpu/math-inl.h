@@ -118,6 +118,7 @@ constexpr float rotation_norm() {
   return D == 64 ? 0.125f : D == 128 ? 0.088388347648318447f : 0.0625f;
 }
 
+// But for its matrices, which several rows share (dense-inl.h).
 template <int D>
 inline void transform_row(float* row, const RowTransform& transform, int64_t kv_head) {
   if (transform.multipliers) {

@@ -198,19 +198,17 @@ inline RowScale quantize_value(const Format& format, float* x, int32_t max_bits,
   return {affine.step, affine.minimum};
 }
 
+// `key`: transformed, overwritten.
 template <int D>
 inline void store_token(const StoreArgs& args, const TileLayout& layout, int64_t t,
-                        int head) {
+                        int head, float* key) {
   const Cache& cache = args.cache;
   const int64_t slot = args.slot_mapping[t];
   const int token = static_cast<int>(slot % cache.block_size);
   uint8_t* tile = cache.data + slot / cache.block_size * cache.block_stride +
                   head * cache.head_stride;
-  alignas(64) float key[D], value[D];
+  alignas(64) float value[D];
   alignas(64) int8_t key_codes[D], value_codes[D];
-  load_row<D>(key, args.key, t * args.key_token_stride + head * args.key_head_stride,
-              args.dtype);
-  transform_row<D>(key, args.key_transform, head);
   load_row<D>(value, args.value,
               t * args.value_token_stride + head * args.value_head_stride, args.dtype);
   const int32_t key_max = max_magnitude_bits<D>(key);
@@ -247,13 +245,34 @@ inline void store_token(const StoreArgs& args, const TileLayout& layout, int64_t
 }
 
 template <int D>
+inline void store_group(const StoreArgs& args, const TileLayout& layout,
+                        const int64_t* tokens, int count, int head) {
+  const RowTransform& transform = args.key_transform;
+  alignas(64) float keys[kDenseRows * D];
+  for (int i = 0; i < count; ++i) {
+    load_row<D>(keys + i * D, args.key,
+                tokens[i] * args.key_token_stride + head * args.key_head_stride,
+                args.dtype);
+  }
+  if (transform.matrices) multiply_rows<D>(transform.matrices, head, keys, count);
+  for (int i = 0; i < count; ++i) {
+    transform_row<D>(keys + i * D, transform, head);
+    store_token<D>(args, layout, tokens[i], head, keys + i * D);
+  }
+}
+
+template <int D>
 inline void store_range(const StoreArgs& args, int64_t begin, int64_t end) {
   const TileLayout layout(args.cache.format, D, args.cache.block_size);
+  int64_t tokens[kDenseRows];
+  int count = 0;
   for (int64_t t = begin; t < end; ++t) {
-    if (args.slot_mapping[t] < 0) continue;
+    if (args.slot_mapping[t] >= 0) tokens[count++] = t;
+    if (count < kDenseRows && (t + 1 < end || count == 0)) continue;
     for (int head = 0; head < args.cache.num_kv_heads; ++head) {
-      store_token<D>(args, layout, t, head);
+      store_group<D>(args, layout, tokens, count, head);
     }
+    count = 0;
   }
 }
 

@@ -43,5 +43,17 @@ void finish_entry(const AttentionArgs& args, const RowBlock& rows, RowState stat
   }
 }
 
+void transform_queries_entry(const AttentionArgs& args, int64_t begin, int64_t end,
+                             float* out) {
+  switch (args.cache.head_dim) {
+    case 64:
+      return transform_queries<64>(args, begin, end, out);
+    case 128:
+      return transform_queries<128>(args, begin, end, out);
+    default:
+      return transform_queries<256>(args, begin, end, out);
+  }
+}
+
 }  // namespace
 }  // namespace polykv

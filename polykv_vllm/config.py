@@ -46,6 +46,13 @@ class PolyKVConfig(BaseModel):
         description="keep one physical copy of a prompt's blocks also when requests "
         "that share them arrive together: one computes them, the others wait for it",
     )
+    calibration: str = Field(
+        default="auto",
+        min_length=1,
+        description="folder that polykv calibrate has written, whose transforms of "
+        "values are folded into the weights; auto takes MODEL/polykv where it is "
+        "there, none takes no calibration",
+    )
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:
@@ -75,8 +82,7 @@ def parse_options(additional_config: Any) -> PolyKVConfig:
 def describe_options() -> str:
     """List the options with their allowed values."""
     return ", ".join(
-        f"{name} (one of {', '.join(_choices(name))})"
-        for name in PolyKVConfig.model_fields
+        f"{name} ({_allowed(name)})" for name in PolyKVConfig.model_fields
     )
 
 
@@ -85,7 +91,13 @@ def key_treatments() -> tuple[str, ...]:
     return get_args(PolyKVConfig.model_fields["key_treatment"].annotation)
 
 
+def _allowed(name: str) -> str:
+    choices = _choices(name)
+    return f"one of {', '.join(choices)}" if choices else "a folder, 'auto' or 'none'"
+
+
 def _choices(name: str) -> list[str]:
+    """Return what a closed option may be; nothing for one that takes any text."""
     annotation = PolyKVConfig.model_fields[name].annotation
     if annotation is bool:
         return ["true", "false"]
@@ -97,5 +109,5 @@ def _explain(error: Any) -> str:
     where = f"additional_config[{OPTIONS_KEY!r}][{name!r}] = {error['input']!r}"
     if error["type"] == "extra_forbidden":
         return f"{where}: there is no such option; options: {describe_options()}"
-    allowed = ", ".join(_choices(name))
+    allowed = ", ".join(_choices(name)) or _allowed(name)
     return f"{where}: not allowed; allowed: {allowed}"

@@ -82,6 +82,10 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.isa = ops.current_isa() if options.isa == "auto" else options.isa
         self._fast = options.fast_arithmetic
         self.asked_key_treatment = options.key_treatment
+        self.asked_calibration = options.calibration
+        # Digest of what is folded into the weights (attention/calibration.py).
+        self.calibration: str | None = None
+        self.has_seen_weights = False
         # Scales come when the weights are final (attention/key_treatment.py).
         needs_weights = options.key_treatment in SCALING
         self.set_key_transform(

@@ -67,10 +67,13 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         """
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         # It knows the implementation, which knows this module.
+        from polykv_vllm.attention.calibration import require_calibration
         from polykv_vllm.attention.key_treatment import require_key_transforms
 
         layers = vllm_config.compilation_config.static_forward_context
-        require_key_transforms({name: layers[name] for name in layer_names})
+        own = {name: layers[name] for name in layer_names}
+        require_key_transforms(own)
+        require_calibration(own, vllm_config.model_config)
         self._planner = SharingPlanner(
             kv_cache_spec,
             len(layer_names),

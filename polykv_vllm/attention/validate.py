@@ -5,6 +5,7 @@ import logging
 from typing import Any
 
 from polykv_vllm.attention.backend import BLOCK_SIZE_BASE, backend_class
+from polykv_vllm.calibrate.errors import CalibrationError
 from polykv_vllm.config import PolyKVConfig, parse_options
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import get_format, is_polykv_dtype
@@ -45,7 +46,8 @@ def check_vllm_config(vllm_config: Any) -> None:
     options = parse_options(vllm_config.additional_config)
     reasons = [*_platform_reasons(options), *_engine_reasons(vllm_config)]
     for model_config, cache_dtype in _served_models(vllm_config):
-        reasons += _model_reasons(model_config, cache_dtype)
+        found = _model_reasons(model_config, cache_dtype)
+        reasons += found or _calibration_reasons(vllm_config, model_config, options)
     if reasons:
         listed = "".join(f"\n  - {reason}" for reason in reasons)
         raise UnsupportedError(
@@ -120,6 +122,28 @@ def _model_reasons(model_config: Any, cache_dtype: str) -> list[str]:
     if dtype not in _MODEL_DTYPES:
         reasons.append(f"--dtype {dtype}: {', '.join(_MODEL_DTYPES)} are possible")
     return reasons
+
+
+def _calibration_reasons(
+    vllm_config: Any, model_config: Any, options: PolyKVConfig
+) -> list[str]:
+    """Look at the calibration that will be folded into a model, if there is one."""
+    from polykv_vllm.attention.calibration import calibration_folder, calibration_for
+
+    folder = calibration_folder(options.calibration, model_config)
+    if folder is None:
+        return []
+    if vllm_config.lora_config is not None:
+        return [
+            f"--enable-lora with the calibration {folder}: an adapter of v_proj or "
+            "o_proj is made for values that are not transformed; possible: "
+            'calibration="none", or no adapters'
+        ]
+    try:
+        calibration_for(folder, model_config)
+    except CalibrationError as error:
+        return [str(error)]
+    return []
 
 
 def _warn_of_idle_skips(vllm_config: Any) -> None:

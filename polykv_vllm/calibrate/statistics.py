@@ -6,8 +6,10 @@ matrix counts later, so constants (2, 1/sqrt(head_dim)) are left out.
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from polykv_vllm.calibrate.attention_aware import aware_sums
 
@@ -68,6 +70,19 @@ class Statistics:
     def stacked(self, name: str) -> torch.Tensor:
         """Return `[num_layers, num_kv_heads, head_dim, head_dim]` of one sum."""
         return torch.stack([getattr(layer, name) for layer in self.layers])
+
+    def save(self, path: Path) -> None:
+        """Write a file that `load` reads."""
+        counts = torch.tensor([self.sequences, self.tokens, self.aware_sequences])
+        tensors = {name: self.stacked(name) for name in SUMS}
+        save_file(tensors | {"counts": counts}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Statistics":
+        """Read what `save` wrote."""
+        tensors = load_file(path)
+        sums = zip(*(tensors[name] for name in SUMS), strict=True)
+        return cls([HeadSums(*each) for each in sums], *tensors["counts"].tolist())
 
     def rank_deficient(self) -> list[tuple[int, int, str]]:
         """Return (layer, KV head, "key", "query" or "value") of sums without full rank.

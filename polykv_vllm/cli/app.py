@@ -12,6 +12,7 @@ from rich.console import Console
 
 from polykv_vllm import __version__
 from polykv_vllm.cli.bench import bench
+from polykv_vllm.cli.calibrate import calibrate
 from polykv_vllm.cli.common import fail
 from polykv_vllm.cli.evaluate import evaluate
 from polykv_vllm.formats import CACHE_DTYPES
@@ -28,6 +29,7 @@ app = typer.Typer(
 
 app.add_typer(bench, name="bench")
 app.command("eval")(evaluate)
+app.command("calibrate")(calibrate)
 
 KVCacheDtype = Annotated[
     str,

@@ -22,9 +22,13 @@ def evaluate(
         str,
         typer.Option(
             help="Comma-separated: formats, also with a key treatment as in "
-            "polykv_k7v4+hadamard; fp32 for the noise floor; fp8. bf16 is always there."
+            "polykv_k7v4+hadamard or a calibration as in polykv_k7v4+calibrated; fp32 "
+            "for the noise floor; fp8. bf16 is always there."
         ),
     ] = "polykv,polykv_k7v4,polykv_k8v8",
+    calibration: Annotated[
+        Path | None, typer.Option(help="Folder of `polykv calibrate`.")
+    ] = None,
     suite: Annotated[str, typer.Option(help="Comma-separated.")] = "perplexity",
     text: Annotated[
         Path | None,
@@ -88,6 +92,7 @@ def evaluate(
     cache in bf16. What is finished is kept: the same command goes on where it was
     interrupted. Exits with 1 when an arm failed.
     """
+    from polykv_vllm.calibrate.errors import CalibrationError
     from polykv_vllm.evaluate.arms import parse_arms
     from polykv_vllm.evaluate.engines import ENGINES
     from polykv_vllm.evaluate.errors import EvalError
@@ -112,7 +117,7 @@ def evaluate(
             max_chunks = _QUICK_CHUNKS
         options = EvalOptions(
             model=model or DEFAULT_MODEL,
-            arms=parse_arms(arms),
+            arms=parse_arms(arms, calibration),
             suites=suites_named(suite),
             suite_options=SuiteOptions(
                 text,
@@ -153,7 +158,7 @@ def evaluate(
             report_only=report_only,
         )
         is_good = run_evaluation(options, console)
-    except (EvalError, ModelBuildError) as error:
+    except (EvalError, ModelBuildError, CalibrationError) as error:
         raise fail(error) from None
     except KeyboardInterrupt:
         console.print("interrupted: what is finished is kept, the same command goes on")

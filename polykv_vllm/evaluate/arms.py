@@ -2,6 +2,7 @@
 """The engines that are compared: a cache, a model dtype, a treatment of the keys."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from polykv_vllm.evaluate.errors import EvalError
@@ -12,6 +13,8 @@ REFERENCE = "bf16"
 """The arm that all others are compared with."""
 
 AUTO = "auto"
+NONE = "none"
+CALIBRATED = "calibrated"
 _SEPARATOR = "+"
 
 
@@ -25,6 +28,8 @@ class Arm:
             model's dtype.
         dtype: Of the model's weights and activations.
         key_treatment: One of `TREATMENTS`, or "auto": what the engine chooses.
+        calibration: Folder of `polykv calibrate`; "none": without, also where the
+            model's own folder has one.
 
     """
 
@@ -32,6 +37,7 @@ class Arm:
     kv_cache_dtype: str
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     key_treatment: str = AUTO
+    calibration: str = NONE
 
     @property
     def is_ours(self) -> bool:
@@ -45,10 +51,13 @@ class Arm:
 
     @property
     def additional_config(self) -> dict[str, dict[str, str]]:
-        """What vLLM's option of that name has to say; empty without a treatment."""
-        if self.key_treatment == AUTO:
+        """What vLLM's option of that name has to say; empty for vLLM's own cache."""
+        if not self.is_ours:
             return {}
-        return {"polykv": {"key_treatment": self.key_treatment}}
+        options = {"calibration": self.calibration}
+        if self.key_treatment != AUTO:
+            options["key_treatment"] = self.key_treatment
+        return {"polykv": options}
 
 
 _STOCK = {
@@ -61,33 +70,48 @@ _STOCK = {
 }
 
 
-def parse_arm(text: str) -> Arm:
-    """Return the arm that `text` names: `bf16`, `polykv_k7v4`, `polykv+hadamard`.
+def parse_arm(text: str, calibration: Path | None = None) -> Arm:
+    """Return the arm that `text` names.
+
+    `bf16`, `polykv_k7v4`, `polykv+hadamard`, `polykv+calibrated`; both after another, too.
+
+    Args:
+        text: Name of the arm.
+        calibration: Folder for arms that are `calibrated`.
 
     Raises:
-        EvalError: No such arm or treatment; the message lists those there are.
+        EvalError: No such arm or treatment, or no calibration; the message lists those
+            there are.
 
     """
-    base, separator, treatment = text.partition(_SEPARATOR)
+    base, *suffixes = text.split(_SEPARATOR)
     if base not in _STOCK and base not in CACHE_DTYPES:
         known = ", ".join((*_STOCK, *CACHE_DTYPES))
         raise EvalError(f"there is no arm {text!r}; there are: {known}")
-    if not separator:
+    if not suffixes:
         return _STOCK.get(base) or Arm(base, base)
     if base in _STOCK:
         raise EvalError(
-            f"arm {text!r}: vLLM's own cache takes no key treatment; "
+            f"arm {text!r}: vLLM's own cache takes no key treatment and no calibration; "
             f"{', '.join(CACHE_DTYPES)} do"
         )
-    if treatment not in TREATMENTS:
+    folder = NONE
+    if CALIBRATED in suffixes:
+        if calibration is None:
+            raise EvalError(f"arm {text!r} needs a calibration: --calibration DIR")
+        suffixes.remove(CALIBRATED)
+        folder = str(calibration.absolute())
+    treatment = suffixes.pop(0) if suffixes else AUTO
+    if suffixes or treatment not in (AUTO, *TREATMENTS):
+        wrong = _SEPARATOR.join((*suffixes, treatment))
         raise EvalError(
-            f"arm {text!r}: there is no key treatment {treatment!r}; there are: "
+            f"arm {text!r}: there is no key treatment {wrong!r}; there are: "
             f"{', '.join(TREATMENTS)}, and without a suffix the engine chooses"
         )
-    return Arm(text, base, key_treatment=treatment)
+    return Arm(text, base, key_treatment=treatment, calibration=folder)
 
 
-def parse_arms(text: str) -> list[Arm]:
+def parse_arms(text: str, calibration: Path | None = None) -> list[Arm]:
     """Return the arms of a comma-separated list, each once, the reference first.
 
     The reference is there whether or not it is named: without it nothing can be
@@ -98,5 +122,8 @@ def parse_arms(text: str) -> list[Arm]:
 
     """
     names = [name.strip() for name in text.split(",")]
-    arms = {name: parse_arm(name) for name in (REFERENCE, *filter(None, names))}
+    arms = {
+        name: parse_arm(name, calibration)
+        for name in (REFERENCE, *filter(None, names))
+    }
     return list(arms.values())

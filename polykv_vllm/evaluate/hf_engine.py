@@ -13,15 +13,19 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polykv_vllm.evaluate.arms import Arm
+from polykv_vllm.calibrate.artifact import load_calibration
+from polykv_vllm.calibrate.fold import fold_model
+from polykv_vllm.evaluate.arms import NONE, Arm
 from polykv_vllm.evaluate.engine import Generation, ScoreRequest, TokenScores
 from polykv_vllm.evaluate.errors import EngineError
 from polykv_vllm.evaluate.scoring import Head, score
 from polykv_vllm.evaluate.states import load_states, save_states
+from polykv_vllm.formats import get_format
 
 if TYPE_CHECKING:
     from polykv_vllm.evaluate.vllm_engine import EngineSetup
@@ -68,6 +72,13 @@ class HfEngine:
             setup.model, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._head = _head_of(self._model)
+        if arm.calibration != NONE:
+            stage("folding the calibration")
+            fold_model(
+                self._model,
+                load_calibration(Path(arm.calibration)),
+                get_format(arm.kv_cache_dtype),
+            )
         ends = self._model.generation_config.eos_token_id
         self._ends: list[int] = ends if isinstance(ends, list) else [ends]
         self._kept: deque[tuple[tuple[int, ...], Any]] = deque(maxlen=_KEPT_PREFIXES)

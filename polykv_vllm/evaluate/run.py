@@ -16,9 +16,10 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
+from polykv_vllm.calibrate.artifact import load_record
 from polykv_vllm.capacity import load_config
 from polykv_vllm.errors import PolyKVError
-from polykv_vllm.evaluate.arms import Arm
+from polykv_vllm.evaluate.arms import NONE, Arm
 from polykv_vllm.evaluate.engines import start_engine
 from polykv_vllm.evaluate.errors import EngineError, EvalError
 from polykv_vllm.evaluate.options import SuiteOptions
@@ -126,7 +127,11 @@ class _Run:
         return self.failures
 
     def _settings(self, suites: Sequence[Suite]) -> dict[str, Any]:
-        return {
+        folders = {arm.calibration for arm in self.options.arms} - {NONE}
+        calibration = {
+            "calibration": load_record(Path(folder)).tensors for folder in folders
+        }
+        return calibration | {
             "model": Path(self.options.model).name,
             "config_digest": _config_digest(self._config),
             "engine": self.options.engine,

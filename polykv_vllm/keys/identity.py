@@ -13,32 +13,40 @@ _DIGEST_CHARACTERS = 32  # 128 bits: no two transforms meet by chance
 
 
 def format_identity(
-    fmt: FormatSpec, head_dim: int, block_size: int, key_transform: KeyTransform
+    fmt: FormatSpec,
+    head_dim: int,
+    block_size: int,
+    key_transform: KeyTransform,
+    calibration: str | None = None,
 ) -> str:
     """Return the identity of a layer's cached bytes.
 
     Bytes may be read as keys and values only by a layer with the same identity: it
     changes with the format, its version, the layout, the shape of a tile, the key
-    treatment, and any bit of the scales or matrices.
+    treatment, any bit of its scales or matrices, and the calibration whose transforms
+    the values (and keys) went through.
 
     Args:
         fmt: The format.
         head_dim: Elements per head.
         block_size: Tokens per block.
         key_transform: The layer's.
+        calibration: Digest of the calibration; None without.
 
     """
     treatment = key_transform.treatment
     for numbers in (key_transform.scales, key_transform.matrices):
         if numbers is not None:
             treatment += f":{_digest(numbers)}"
-    parts = (
+    parts = [
         f"{fmt.name}-{fmt.version}",
         LAYOUT_ID,
         f"head_dim={head_dim}",
         f"block_size={block_size}",
         f"keys={treatment}",
-    )
+    ]
+    if calibration is not None:
+        parts.append(f"calibration={calibration[:_DIGEST_CHARACTERS]}")
     return " ".join(parts)
 
 

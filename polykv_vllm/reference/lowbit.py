@@ -112,7 +112,7 @@ class Quest:
     def dequantize(self, quantized: Codes) -> torch.Tensor:
         """Return `[..., head_dim]` fp32."""
         centred = quantized.codes.float() + (0.5 - (1 << (self.bits - 1)))
-        return centred * quantized.scale.float().unsqueeze(-1)
+        return _finite(centred * quantized.scale.float().unsqueeze(-1))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ class Affine:
         # Divided first: the span of a row near the largest float is none.
         step = (rows.amax(-1, keepdim=True) + 0.0) / levels - minimum / levels
         step = _rounded(step.clamp(min=0), self.scale_dtype)
-        codes = _divided(rows - minimum, step).add(0.5).floor().clamp(0, levels)
+        # In halves, as the span may be none; a power of two changes no rounding.
+        codes = _divided(rows / 2 - minimum / 2, step / 2).add(0.5).floor()
+        codes = codes.clamp(0, levels)
         return Codes(
             codes.int(),
             step.squeeze(-1).to(self.scale_dtype),
@@ -161,8 +163,11 @@ class Affine:
         """Return `[..., head_dim]` fp32."""
         if quantized.minimum is None:
             raise ValueError("these codes have no minimum: they are not of Affine")
-        scaled = quantized.codes.float() * quantized.scale.float().unsqueeze(-1)
-        return scaled + quantized.minimum.float().unsqueeze(-1)
+        step = quantized.scale.float().unsqueeze(-1)
+        minimum = quantized.minimum.float().unsqueeze(-1)
+        # In halves: the span of a row near the largest float is none.
+        half = quantized.codes.float() * (step / 2) + minimum / 2
+        return _finite(half * 2)
 
 
 def quantizer(name: str, bits: int, role: Literal["key", "value"]) -> Quantizer:
@@ -191,6 +196,15 @@ def _rounded(scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Round to what is stored, but not up to infinity."""
     limit = torch.finfo(dtype).max
     return scale.clamp(-limit, limit).to(dtype).float()
+
+
+def _finite(rows: torch.Tensor) -> torch.Tensor:
+    """Bring the outermost levels of a row near the largest float back into range.
+
+    A NaN stays one.
+    """
+    limit = torch.finfo(torch.float32).max
+    return rows.clamp(-limit, limit)
 
 
 def _divided(rows: torch.Tensor, step: torch.Tensor) -> torch.Tensor:

@@ -59,6 +59,11 @@ class RunProgress:
         """Show what is being done for this run."""
         self._progress.update(self._task, description=f"{self._words}: {words}")
 
+    def update(self, completed: int, total: int) -> None:
+        """Show how many parts of the run are done, of how many."""
+        self._total = total
+        self._progress.update(self._task, completed=completed, total=total)
+
     def done(self) -> None:
         """Count the run, whether or not it gave figures."""
         self._progress.advance(self._task)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives the layers their key transforms when the weights of a model are final.
+"""Gives the layers their transforms of keys and values when a model is loaded.
+
+Values: a calibration is folded into the weights before vLLM packs them. Keys: their
+transforms are made when the weights are final.
 
 An attention layer sees neither the projection that makes its keys nor the module
 around it. Every loader that reads weights file by file ends with this function; those
@@ -23,11 +26,13 @@ def _assign(original: Callable[..., None]) -> Callable[..., None]:
     def process_weights_after_loading(
         model: Any, model_config: Any, target_device: Any
     ) -> None:
-        original(model, model_config, target_device)
-        if _IMPLEMENTATION not in sys.modules:
-            return  # no layer has a cache of ours
+        if _IMPLEMENTATION not in sys.modules:  # no layer has a cache of ours
+            return original(model, model_config, target_device)
+        from polykv_vllm.attention.calibration import apply_calibration
         from polykv_vllm.attention.key_treatment import assign_key_transforms
 
+        apply_calibration(model, model_config)
+        original(model, model_config, target_device)
         assign_key_transforms(model, model_config.dtype)
 
     return process_weights_after_loading

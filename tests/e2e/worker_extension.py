@@ -92,6 +92,10 @@ class TestExtension:
             if (transform := getattr(getattr(layer, "impl", None), "key_transform", None)) is not None
         }
 
+    def polykv_calibrations(self) -> list[str]:
+        """Digests of what was folded into the layers with one of our caches."""
+        return sorted({impl.calibration for impl in self._impls()} - {None})
+
     def polykv_key_projections(self) -> dict[str, Any]:
         """Fields of the `KeyProjection` of each layer with one of our caches."""
         from polykv_vllm.attention.key_projection import read_key_projection

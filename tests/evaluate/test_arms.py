@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of arms, and what errors list."""
 
+from pathlib import Path
+
 import pytest
 
 from polykv_vllm.evaluate.arms import parse_arm, parse_arms
@@ -17,13 +19,28 @@ def test_the_reference_is_there_once_and_first() -> None:
 def test_an_arm_is_a_cache_a_dtype_and_a_treatment() -> None:
     plain, treated = parse_arm("polykv_k7v4"), parse_arm("polykv_k7v4+hadamard")
     assert plain.kv_cache_dtype == treated.kv_cache_dtype == "polykv_k7v4"
-    assert plain.additional_config == {}
-    assert treated.additional_config == {"polykv": {"key_treatment": "hadamard"}}
+    assert parse_arm("fp32").additional_config == {}
+    # Without, also where the model's own folder has a calibration.
+    without = {"calibration": "none"}
+    assert plain.additional_config == {"polykv": without}
+    assert treated.additional_config == {
+        "polykv": without | {"key_treatment": "hadamard"}
+    }
     assert plain.is_ours and not parse_arm("fp32").is_ours
     assert (parse_arm("fp32").dtype, parse_arm("fp32").kv_cache_dtype) == (
         "float32",
         "auto",
     )
+
+
+def test_an_arm_may_be_calibrated(tmp_path: Path) -> None:
+    for name in ("polykv_k7v4+calibrated", "polykv+hadamard+calibrated"):
+        arm = parse_arm(name, tmp_path)
+        assert arm.name == name
+        assert arm.additional_config["polykv"]["calibration"] == str(tmp_path)
+    assert arm.additional_config["polykv"]["key_treatment"] == "hadamard"
+    with pytest.raises(EvalError, match="--calibration"):
+        parse_arm("polykv+calibrated")
 
 
 @pytest.mark.parametrize("name", CACHE_DTYPES)

@@ -19,7 +19,8 @@ logger = init_logger("vllm.polykv")
 def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Give each layer of a model its key transform.
 
-    Called when the weights are final, before anything is cached. Weights that are
+    Called when the weights are final, before anything is cached. With
+    `key_treatment=auto` a calibration's matrices come first where there are any. Weights that are
     exchanged later keep the transform: it stays exact, its scales may then be others
     than the new weights would give.
 
@@ -41,11 +42,17 @@ def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
     if not impls:
         return
     asked = next(iter(impls.values())).asked_key_treatment
+    rest = dict(impls)
+    if asked == AUTO:
+        for name, impl in impls.items():
+            if impl.calibrated_keys is not None:
+                impl.set_key_transform(impl.calibrated_keys)
+                del rest[name]
     projections: dict[str, KeyProjection] = {}
-    if asked == AUTO or asked in SCALING:
-        projections, reasons = _read(modules, impls, dtype)
-        _report_unreadable(asked, reasons, len(impls))
-    for name, impl in impls.items():
+    if rest and (asked == AUTO or asked in SCALING):
+        projections, reasons = _read(modules, rest, dtype)
+        _report_unreadable(asked, reasons, len(rest))
+    for name, impl in rest.items():
         impl.set_key_transform(key_transform(asked, projections.get(name)))
     treatments = Counter(impl.key_transform.treatment for impl in impls.values())
     counts = ", ".join(f"{name} in {n} layers" for name, n in treatments.items())

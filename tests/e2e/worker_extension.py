@@ -89,7 +89,8 @@ class TestExtension:
         return {
             name: (transform.treatment, _plain(transform)["scales"])
             for name, layer in layers.items()
-            if (transform := getattr(getattr(layer, "impl", None), "key_transform", None)) is not None
+            if (impl := getattr(layer, "impl", None)) is not None
+            if (transform := getattr(impl, "key_transform", None)) is not None
         }
 
     def polykv_calibrations(self) -> list[str]:

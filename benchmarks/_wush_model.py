@@ -42,7 +42,10 @@ class LayerTransform:
         self.pairs = [(t.float(), inverse(t).float()) for t in (key, value)]
 
     def restored(
-        self, key: torch.Tensor, value: torch.Tensor, codecs: tuple[Quantizer, Quantizer]
+        self,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        codecs: tuple[Quantizer, Quantizer],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values as the cache gives them back, in their own basis.
 
@@ -129,7 +132,9 @@ class StudyModel:
         self.modules = attention_modules(self.model)
         self._number = {id(module): n for n, module in enumerate(self.modules)}
         self._layers = {
-            name: [LayerTransform(k, v) for k, v in zip(each.key, each.value, strict=True)]
+            name: [
+                LayerTransform(k, v) for k, v in zip(each.key, each.value, strict=True)
+            ]
             for name, each in sets.items()
         }
         self.variants: list[Variant] = []
@@ -138,7 +143,11 @@ class StudyModel:
 
     @torch.inference_mode()
     def hidden(
-        self, tokens: tuple[int, ...], begin: int, variant: Variant | None, windows: Windows
+        self,
+        tokens: tuple[int, ...],
+        begin: int,
+        variant: Variant | None,
+        windows: Windows,
     ) -> torch.Tensor:
         """Return the states that predict `tokens[begin:]`, fp32."""
         variants = [] if variant is None else [variant]

@@ -45,8 +45,8 @@ def quality_table(record: Mapping[str, Any]) -> Table:
     chunks = max(map(len, quality.values()), default=0)
     table = Table(
         f"dPPL %, KLD, top-1 %: {chunks} chunk(s) of "
-        f"{record['settings']['chunk_tokens']} tokens, second half scored, sink {sink}, "
-        f"recent {recent}, {schedule}",
+        f"{record['settings']['chunk_tokens']} tokens, second half scored, "
+        f"sink {sink}, recent {recent}, {schedule}",
         ["transform", *(f"{bits} bits {name}" for bits, name in _COLUMNS)],
     )
     for transform in TRANSFORMS:

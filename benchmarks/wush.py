@@ -3,10 +3,10 @@
 
     python -m benchmarks.wush smollm2-135m-instruct --text PASSAGES --field ctxs.text
 
-Six transforms, two quantizers, three bit widths: first the error of each layer's attention,
-every layer given exact inputs and no windows; then perplexity, divergence and top-1
-agreement of the whole model with windows of full precision. What is finished is kept in the
-folder and not measured again.
+Six transforms, two quantizers, three bit widths: first the error of each layer's
+attention, every layer given exact inputs and no windows; then perplexity, divergence
+and top-1 agreement of the whole model with windows of full precision. What is finished
+is kept in the folder and not measured again.
 """
 
 import json
@@ -65,7 +65,11 @@ class Log:
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         self._path = path
-        self.record: dict[str, Any] = {"settings": settings, "errors": {}, "quality": {}}
+        self.record: dict[str, Any] = {
+            "settings": settings,
+            "errors": {},
+            "quality": {},
+        }
         if path.exists():
             found = json.loads(path.read_text())
             if found["settings"] != settings:
@@ -145,7 +149,7 @@ def main(
     sink: Annotated[int, typer.Option(min=0)] = 16,
     recent: Annotated[int, typer.Option(min=0)] = 128,
     flush: Annotated[int, typer.Option(min=0, help="0: quantize on arrival")] = 0,
-    bits: Annotated[list[int], typer.Option()] = list(BITS),  # noqa: B006, B008
+    bits: Annotated[list[int], typer.Option()] = list(BITS),  # noqa: B006
     threads: options.Threads = 1,
 ) -> None:
     """Compare transforms and quantizers in simulation on a real model."""

@@ -81,9 +81,7 @@ def parse_options(additional_config: Any) -> PolyKVConfig:
 
 def describe_options() -> str:
     """List the options with their allowed values."""
-    return ", ".join(
-        f"{name} ({_allowed(name)})" for name in PolyKVConfig.model_fields
-    )
+    return ", ".join(f"{name} ({_allowed(name)})" for name in PolyKVConfig.model_fields)
 
 
 def key_treatments() -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Folds a calibration's transforms of values into a model that vLLM has loaded.
 
-Before vLLM packs the weights for its kernels, and on each rank for the heads that it has.
-Layers with keys of few bits are handed the transforms of keys, which run online.
+Before vLLM packs the weights for its kernels, and on each rank for the heads that it
+has. Layers with keys of few bits are handed the transforms of keys, which run online.
 """
 
 from collections.abc import Mapping, Sequence
@@ -63,9 +63,9 @@ def calibration_for(folder: Path, model_config: Any) -> Calibration:
     calibration.check_model(ModelShape.of(model_config.hf_config))
     if model_config.quantization is not None:
         raise CalibrationError(
-            f"the weights are quantized ({model_config.quantization}): the transforms of "
-            f"{folder} can be folded into bf16, fp16 or fp32 weights only; the option "
-            'calibration="none" serves without'
+            f"the weights are quantized ({model_config.quantization}): the transforms "
+            f"of {folder} can be folded into bf16, fp16 or fp32 weights only; "
+            'the option calibration="none" serves without'
         )
     return calibration
 
@@ -148,8 +148,8 @@ def _fold_layer(
         if not isinstance(layer.quant_method, UnquantizedLinearMethod):
             raise CalibrationError(
                 f"{name}: {projection} is quantized "
-                f"({type(layer.quant_method).__name__}): a transform can be folded into "
-                'bf16, fp16 or fp32 weights; calibration="none" serves without'
+                f"({type(layer.quant_method).__name__}): a transform can be folded "
+                'into bf16, fp16 or fp32 weights; calibration="none" serves without'
             )
     qkv, output = parent.qkv_proj, parent.o_proj
     index, heads = extract_layer_index(name), _own_heads(qkv, calibration, name)

@@ -134,11 +134,12 @@ def _calibration_reasons(
     if folder is None:
         return []
     if vllm_config.lora_config is not None:
-        return [
+        reason = (
             f"--enable-lora with the calibration {folder}: an adapter of v_proj or "
             "o_proj is made for values that are not transformed; possible: "
             'calibration="none", or no adapters'
-        ]
+        )
+        return [reason]
     try:
         calibration_for(folder, model_config)
     except CalibrationError as error:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -24,7 +24,7 @@ from polykv_vllm.calibrate.shape import ModelShape
 from polykv_vllm.calibrate.transforms import inverse
 from polykv_vllm.reporting.files import write_json
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Final = 1
 RECORD_FILE, TENSOR_FILE = "calibration.json", "calibration.safetensors"
 MODEL_FOLDER = "polykv"
 """Where a model's own folder holds its calibration."""

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """WUSH-A: sensitivities that know where attention looks.
 
-With p the causal softmax and o = sum_s p_s v_s the output of a query, an error e of key s
-moves a query head's output by p_s (v_s - o) (q . e) / sqrt(d), an error of value s by p_s
-times it; the layer's output sums that over the query heads of the KV head, through its
-output projection (arXiv 2609.38121, appendix C). The sums over s are sums of products of
-matrices, so no tensor is larger than tokens x tokens:
+With p the causal softmax and o = sum_s p_s v_s the output of a query, an error e of
+key s moves a query head's output by p_s (v_s - o) (q . e) / sqrt(d), an error of value
+s by p_s times it; the layer's output sums that over the query heads of the KV head,
+through its output projection (arXiv 2609.38121, appendix C). The sums over s are sums
+of products of matrices, so no tensor is larger than tokens x tokens:
 
-    sum_s pp (v_s - a)^T G (v_s - b) = sum_s pp v_s^T G v_s - a^T G m - m^T G b + (sum_s pp) a^T G b
+    sum_s pp (v_s - a)^T G (v_s - b)
+        = sum_s pp v_s^T G v_s - a^T G m - m^T G b + (sum_s pp) a^T G b
 
-with pp the product of two heads' probabilities, m = sum_s pp v_s, a and b their outputs.
+with pp the product of two heads' probabilities, m = sum_s pp v_s, and a and b their
+outputs.
 """
 
 import torch
@@ -48,8 +50,12 @@ def aware_sums(
         for other in range(one, len(query)):
             gram = output[one].double() @ output[other].double().T
             products = probabilities[one] * probabilities[other]
-            weights = _weights(products, value, outputs[one], outputs[other], gram.float())
-            part = (query[one] * weights.unsqueeze(-1)).double().T @ query[other].double()
+            weights = _weights(
+                products, value, outputs[one], outputs[other], gram.float()
+            )
+            part = (query[one] * weights.unsqueeze(-1)).double().T @ query[
+                other
+            ].double()
             total = products.sum(dtype=torch.float64)
             # A pair of different heads is there twice, once in each order.
             key_sum += part if one == other else part + part.T

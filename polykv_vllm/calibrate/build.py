@@ -74,11 +74,13 @@ def build_transforms(
         case "wush_a":
             if not statistics.aware_sequences:
                 raise ValueError(
-                    "wush_a needs statistics that know the attention: collect them with "
-                    "aware=True"
+                    "wush_a needs statistics that know the attention: collect them "
+                    "with aware=True"
                 )
             return Transforms(
                 transforms.wush(key, statistics.stacked("aware_query"), damping),
                 transforms.wush(value, statistics.stacked("aware_output"), damping),
             )
-    raise ValueError(f"there is no transform {name!r}; there are: {', '.join(TRANSFORMS)}")
+    raise ValueError(
+        f"there is no transform {name!r}; there are: {', '.join(TRANSFORMS)}"
+    )

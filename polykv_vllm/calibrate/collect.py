@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One forward pass over a calibration text that sums what a transform is made from.
 
-transformers hands an attention function queries and keys after head norms and RoPE, just
-what a cache sees. Ours adds them to the sums of the layer and computes attention as ever.
+transformers hands an attention function queries and keys after head norms and RoPE,
+just what a cache sees. Ours adds them to the sums of the layer and computes attention
+as ever.
 """
 
 from collections.abc import Callable, Iterator, Sequence

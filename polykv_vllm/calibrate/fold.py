@@ -8,8 +8,8 @@ T^-1 o before the output projection:
     output columns of each of     W <- W T^-1
     its query heads
 
-Formats that turn values by a Hadamard transform themselves, and turn the output back, get
-T without its leading one, as R R = I.
+Formats that turn values by a Hadamard transform themselves, and turn the output back,
+get T without its leading one, as R R = I.
 """
 
 from typing import Any
@@ -42,7 +42,8 @@ def fold_rows(rows: torch.Tensor, transform: torch.Tensor) -> None:
     """Multiply the rows (or biases) of a value projection by their heads' transforms.
 
     Args:
-        rows: `[num_kv_heads * head_dim, hidden_size]` or `[num_kv_heads * head_dim]`, any
+        rows: `[num_kv_heads * head_dim, hidden_size]` or `[num_kv_heads * head_dim]`,
+        any
             float dtype; changed.
         transform: `[num_kv_heads, head_dim, head_dim]` fp64.
 
@@ -77,7 +78,8 @@ def fold_model(model: Any, calibration: Calibration, fmt: FormatSpec) -> None:
         fmt: Of the cache that the model will write.
 
     Raises:
-        CalibrationError: The calibration is of another model, or a layer cannot take it.
+        CalibrationError: The calibration is of another model, or a layer cannot take
+        it.
 
     """
     calibration.check_model(ModelShape.of(model.config))
@@ -101,7 +103,7 @@ def model_digests(module: Any, head_dim: int) -> list[str]:
 
 
 def check_foldable(module: Any, name: str, projections: tuple[str, ...]) -> None:
-    """Raise CalibrationError unless values reach the cache as the projection makes them.
+    """Raise CalibrationError unless values are cached as the projection makes them.
 
     Args:
         module: Around attention.
@@ -111,13 +113,18 @@ def check_foldable(module: Any, name: str, projections: tuple[str, ...]) -> None
     """
     if getattr(module, "v_norm", None) is not None:
         raise CalibrationError(
-            f"{name} normalises its values (v_norm) after their projection: a transform "
-            "of the values cannot be folded into weights; serve without a calibration"
+            f"{name} normalises its values (v_norm) after their projection: a "
+            "transform of the values cannot be folded into weights; serve without "
+            "a calibration"
         )
     for projection in projections:
         layer = getattr(module, projection, None)
         weight = getattr(layer, "weight", None)
-        if weight is None or not weight.is_floating_point() or weight.dtype.itemsize < 2:
+        if (
+            weight is None
+            or not weight.is_floating_point()
+            or weight.dtype.itemsize < 2
+        ):
             kind = type(layer).__name__ if layer is not None else "missing"
             dtype = "no weight" if weight is None else f"a weight in {weight.dtype}"
             raise CalibrationError(

@@ -44,7 +44,7 @@ class CalibrateOptions:
         texts: Files.
         field: Of `.jsonl` files, see `text.read_texts`.
         sequences: Most sequences.
-        sequence_tokens: Tokens of each.
+        sequence_tokens: Tokens of each; None: 2048, or what the model takes.
         seed: Of the choice of sequences, and of random rotations.
         damping: See `transforms.wush`.
         transform: One of `build.TRANSFORMS`.
@@ -55,7 +55,7 @@ class CalibrateOptions:
     texts: Sequence[Path]
     field: str = DEFAULT_FIELD
     sequences: int = SEQUENCES
-    sequence_tokens: int = SEQUENCE_TOKENS
+    sequence_tokens: int | None = None
     seed: int = 0
     damping: float = DAMPING
     transform: str = "wush"
@@ -95,8 +95,8 @@ def load_model(path: str) -> Any:
                 else quantization
             )
             raise CalibrationError(
-                f"{path} is a quantized checkpoint ({method}): transforms of values are "
-                "folded into weights, which must be bf16, fp16 or fp32"
+                f"{path} is a quantized checkpoint ({method}): transforms of values "
+                "are folded into weights, which must be bf16, fp16 or fp32"
             )
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
     except (OSError, ValueError) as error:
@@ -124,8 +124,8 @@ def calibrate(
     content = read_texts(options.texts, options.field)
     tokenizer = load_tokenizer(options.model)
     model = load_model(options.model)
-    length = options.sequence_tokens
     limit = model.config.get_text_config(decoder=True).max_position_embeddings
+    length = options.sequence_tokens or min(SEQUENCE_TOKENS, limit)
     if length > limit:
         raise CalibrationError(
             f"sequences of {length:,} tokens, the model takes {limit:,}: choose a "
@@ -144,7 +144,7 @@ def calibrate(
         aware=options.transform == "wush_a",
         progress=lambda done: progress(done, total),
     )
-    warnings = _warnings(options, statistics)
+    warnings = _warnings(options, length, statistics)
     read = TextRecord(
         digest=digest(content),
         files=[path.name for path in options.texts],
@@ -212,12 +212,14 @@ def _conditions(transforms: Transforms) -> dict[str, list[list[float]]]:
     }
 
 
-def _warnings(options: CalibrateOptions, statistics: Statistics) -> list[str]:
+def _warnings(
+    options: CalibrateOptions, length: int, statistics: Statistics
+) -> list[str]:
     found = []
     if statistics.sequences < options.sequences:
         found.append(
             f"the text has {statistics.sequences} sequences of "
-            f"{options.sequence_tokens} tokens; {options.sequences} were asked for"
+            f"{length} tokens; {options.sequences} were asked for"
         )
     if poor := statistics.rank_deficient():
         layer, head, name = poor[0]

@@ -87,8 +87,8 @@ class Statistics:
     def rank_deficient(self) -> list[tuple[int, int, str]]:
         """Return (layer, KV head, "key", "query" or "value") of sums without full rank.
 
-        Too short a text leaves directions that no token had; damping makes the transform
-        exist all the same, and those directions get the mean's share of it.
+        Too short a text leaves directions that no token had; damping makes the
+        transform exist all the same, and those directions get the mean's share of it.
         """
         found = []
         for index, layer in enumerate(self.layers):
@@ -102,13 +102,13 @@ class Statistics:
 
 
 def output_gram(weight: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
-    """Return `HeadSums.output` of an output projection `[hidden_size, heads * head_dim]`."""
+    """Return `HeadSums.output` of a projection `[hidden_size, heads * head_dim]`."""
     rows = output_rows(weight, num_kv_heads, head_dim)
     return (rows @ rows.mT).sum(1)
 
 
 def output_rows(weight: torch.Tensor, num_kv_heads: int, head_dim: int) -> torch.Tensor:
-    """Return the projection by query head, `[num_kv_heads, group, head_dim, hidden]`."""
+    """Return the rows by query head, `[num_kv_heads, group, head_dim, hidden]`."""
     split = weight.double().view(weight.shape[0], num_kv_heads, -1, head_dim)
     return split.permute(1, 2, 3, 0)
 
@@ -145,6 +145,8 @@ def add_sequence(
     if output is not None:
         grouped = query.reshape(num_kv_heads, -1, *query.shape[1:])
         for head in range(num_kv_heads):
-            found = aware_sums(grouped[head], key[head], value[head], scale, output[head])
+            found = aware_sums(
+                grouped[head], key[head], value[head], scale, output[head]
+            )
             sums.aware_query[head] += found[0]
             sums.aware_output[head] += found[1]

@@ -62,10 +62,12 @@ def cut_sequences(
     except EvalError as error:
         raise CalibrationError(
             f"the calibration text has {len(tokens):,} tokens, one sequence takes "
-            f"{length:,}: choose --sequence-tokens {len(tokens) + len(leading)} or less, "
-            "or a longer text"
+            f"{length:,}: choose --sequence-tokens {len(tokens) + len(leading)} or "
+            "less, or a longer text"
         ) from error
-    chosen = random.Random(seed).sample(range(len(sequences)), min(count, len(sequences)))
+    chosen = random.Random(seed).sample(
+        range(len(sequences)), min(count, len(sequences))
+    )
     return [sequences[index] for index in sorted(chosen)]
 
 
@@ -77,7 +79,9 @@ def _documents(path: Path, content: str, field: str) -> list[str]:
         try:
             record = json.loads(line)
         except ValueError as error:
-            raise CalibrationError(f"{path}, line {number} is no JSON: {error}") from None
+            raise CalibrationError(
+                f"{path}, line {number} is no JSON: {error}"
+            ) from None
         own = [each for each in _values(record, field.split(".")) if each.strip()]
         if not own:
             names = ", ".join(record) if isinstance(record, dict) else "none"

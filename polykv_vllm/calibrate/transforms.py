@@ -2,9 +2,9 @@
 """Transforms of keys and values before they are quantized, made from statistics.
 
 A row x is stored as Q(T x) and met by T^-T y, so every product x . y stays what it was.
-`gram` is the sum of x x^T over a calibration text, `sensitivity` what an error of x costs:
-the sum of y y^T over what x is multiplied with. All in fp64, `[..., head_dim, head_dim]`,
-over any leading dimensions (layers, KV heads).
+`gram` is the sum of x x^T over a calibration text, `sensitivity` what an error of x
+costs: the sum of y y^T over what x is multiplied with. All in fp64, `[..., head_dim,
+head_dim]`, over any leading dimensions (layers, KV heads).
 
     wush      T = c R D^-1/4 U^T L^T   with L L^T = sensitivity, U D U^T = L^T gram L
     oscar     T = R U^T                U the eigenvectors of one matrix
@@ -31,8 +31,11 @@ def hadamard_blocks(head_dim: int) -> tuple[int, ...]:
     One for a power of two; else the powers of two that make up the head size, the
     largest first: 80 is 64 + 16.
     """
-    return tuple(1 << bit for bit in reversed(range(head_dim.bit_length()))
-                 if head_dim >> bit & 1)
+    return tuple(
+        1 << bit
+        for bit in reversed(range(head_dim.bit_length()))
+        if head_dim >> bit & 1
+    )
 
 
 def hadamard(head_dim: int) -> torch.Tensor:

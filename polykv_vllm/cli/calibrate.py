@@ -56,6 +56,7 @@ def calibrate(
     put it into the model's own folder, as MODEL/polykv.
     """
     import torch
+    from transformers.utils import logging
 
     from polykv_vllm.calibrate import run
     from polykv_vllm.calibrate.build import TRANSFORMS
@@ -65,6 +66,7 @@ def calibrate(
     from polykv_vllm.reporting.progress import RunProgress
 
     console = Console()
+    logging.disable_progress_bar()
     try:
         if model is None and not quick:
             raise EvalError("which model? Name one, or --quick")
@@ -76,18 +78,16 @@ def calibrate(
                 f"{', '.join(TRANSFORMS)}"
             )
         name = model or DEFAULT_MODEL
-        defaults = (
-            (run.QUICK_SEQUENCES, run.QUICK_SEQUENCE_TOKENS)
-            if quick
-            else (run.SEQUENCES, run.SEQUENCE_TOKENS)
-        )
+        if quick:
+            sequences = sequences or run.QUICK_SEQUENCES
+            sequence_tokens = sequence_tokens or run.QUICK_SEQUENCE_TOKENS
         path = resolve_model(name, lambda step: console.print(f"  {step}"))
         options = run.CalibrateOptions(
             model=path,
             texts=text,
             field=field,
-            sequences=sequences or defaults[0],
-            sequence_tokens=sequence_tokens or defaults[1],
+            sequences=sequences or run.SEQUENCES,
+            sequence_tokens=sequence_tokens,
             seed=seed,
             damping=damping,
             transform=transform,
@@ -103,7 +103,9 @@ def calibrate(
     for warning in result.warnings:
         console.print(f"[yellow]note:[/] {warning}", highlight=False, soft_wrap=True)
     record = result.record
-    worst = max(max(map(max, record.key_condition)), max(map(max, record.value_condition)))
+    worst = max(
+        max(map(max, record.key_condition)), max(map(max, record.value_condition))
+    )
     console.print(
         f"{record.transform}: {record.model.num_layers} layers x "
         f"{record.model.num_kv_heads} KV heads from {record.text.tokens:,} tokens, "

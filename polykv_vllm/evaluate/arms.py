@@ -73,7 +73,8 @@ _STOCK = {
 def parse_arm(text: str, calibration: Path | None = None) -> Arm:
     """Return the arm that `text` names.
 
-    `bf16`, `polykv_k7v4`, `polykv+hadamard`, `polykv+calibrated`; both after another, too.
+    `bf16`, `polykv_k7v4`, `polykv+hadamard`, `polykv+calibrated`; both after another,
+    too.
 
     Args:
         text: Name of the arm.
@@ -92,7 +93,7 @@ def parse_arm(text: str, calibration: Path | None = None) -> Arm:
         return _STOCK.get(base) or Arm(base, base)
     if base in _STOCK:
         raise EvalError(
-            f"arm {text!r}: vLLM's own cache takes no key treatment and no calibration; "
+            f"arm {text!r}: vLLM's own cache takes no key treatment, no calibration; "
             f"{', '.join(CACHE_DTYPES)} do"
         )
     folder = NONE
@@ -123,7 +124,6 @@ def parse_arms(text: str, calibration: Path | None = None) -> list[Arm]:
     """
     names = [name.strip() for name in text.split(",")]
     arms = {
-        name: parse_arm(name, calibration)
-        for name in (REFERENCE, *filter(None, names))
+        name: parse_arm(name, calibration) for name in (REFERENCE, *filter(None, names))
     }
     return list(arms.values())

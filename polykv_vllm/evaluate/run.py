@@ -128,10 +128,9 @@ class _Run:
 
     def _settings(self, suites: Sequence[Suite]) -> dict[str, Any]:
         folders = {arm.calibration for arm in self.options.arms} - {NONE}
-        calibration = {
-            "calibration": load_record(Path(folder)).tensors for folder in folders
-        }
-        return calibration | {
+        calibrations = [load_record(Path(folder)).tensors for folder in folders]
+        own = {"calibration": calibrations[0]} if calibrations else {}
+        return own | {
             "model": Path(self.options.model).name,
             "config_digest": _config_digest(self._config),
             "engine": self.options.engine,

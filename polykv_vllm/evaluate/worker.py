@@ -86,11 +86,12 @@ class EvaluationWorker:
         impls = [layer.impl for layer in layers.values()]
         transforms = [getattr(impl, "key_transform", None) for impl in impls]
         treatments = sorted({each.treatment for each in transforms if each})
-        calibrations = {getattr(impl, "calibration", None) for impl in impls} - {None}
+        folded = [getattr(impl, "calibration", None) for impl in impls]
+        calibrations = sorted({digest for digest in folded if digest is not None})
         return {
             "attention": sorted({type(impl).__name__ for impl in impls}),
             "key_treatment": ", ".join(treatments) or None,
-            "calibration": ", ".join(sorted(calibrations)) or None,
+            "calibration": ", ".join(calibrations) or None,
             "vocab_size": self._head.weight.shape[0],
             "threads": torch.get_num_threads(),
         }

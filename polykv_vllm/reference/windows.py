@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention to quantized keys and values with windows of full precision.
 
-A query sees the first `sink_tokens` and the newest tokens as they were, the others as the
-cache holds them, in one softmax. Two schedules say which tokens are the newest:
+A query sees the first `sink_tokens` and the newest tokens as they were, the others as
+the cache holds them, in one softmax. Two schedules say which tokens are the newest:
 
     on arrival   the last `recent_tokens`, the query's own included
-    flushed      the published one: tokens leave the window `flush_tokens` at a time, so it
-                 has recent_tokens to recent_tokens + flush_tokens - 1, and the tokens of
-                 the query's own chunk (arXiv 2609.38121, algorithm 2)
+    flushed      the published one: tokens leave the window `flush_tokens` at a time, so
+    it
+                 has recent_tokens to recent_tokens + flush_tokens - 1, and the tokens
+                 of the query's own chunk (arXiv 2609.38121, algorithm 2)
 """
 
 from dataclasses import dataclass

@@ -94,10 +94,25 @@ def test_keys_know_neither_vllm_nor_transformers() -> None:
     assert ours == {"formats", "reference", "keys"}
 
 
+ARTIFACT = ("artifact", "fold", "build", "statistics", "transforms")
+
+
+def test_calibration_knows_no_vllm() -> None:
+    """What an engine needs of it takes no transformers and no evaluation either."""
+    loaded = loaded_by(", ".join(f"polykv_vllm.calibrate.{name}" for name in ARTIFACT))
+    assert not {"vllm", "transformers"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"calibrate", "formats", "reference", "reporting", "errors"}
+    loaded = loaded_by(", ".join(modules_below("calibrate")))
+    assert "transformers" in loaded
+    assert "vllm" not in loaded
+
+
 def test_only_the_facing_layers_name_vllm() -> None:
     """In the sources too, where a late import would escape the tests above."""
     facing = ("attention", "seams", "pool", "plugin.py")
     lower = ("formats", "reference", "keys", "ops", "kernels", "metrics", "hf")
+    lower += ("calibrate",)
     found = [
         str(path.relative_to(PACKAGE))
         for layer in lower

@@ -109,8 +109,12 @@ def test_a_record_that_does_not_fit_is_refused(
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(0.0, "is all zeros"), (torch.nan, "not finite"), (torch.inf, "not finite"),
-     (1.0, "has no inverse")],
+    [
+        (0.0, "is all zeros"),
+        (torch.nan, "not finite"),
+        (torch.inf, "not finite"),
+        (1.0, "has no inverse"),
+    ],
 )
 @pytest.mark.parametrize("name", ["key_transform", "value_transform"])
 def test_numbers_that_are_no_transform_are_named(

@@ -47,7 +47,9 @@ def test_the_output_gram_sums_a_group_of_heads() -> None:
     found = output_gram(weight, 2, 8)
     rows = weight.double().T.view(4, 8, 32)
     products = torch.stack([row @ row.T for row in rows])
-    torch.testing.assert_close(found, torch.stack([products[:2].sum(0), products[2:].sum(0)]))
+    torch.testing.assert_close(
+        found, torch.stack([products[:2].sum(0), products[2:].sum(0)])
+    )
 
 
 def test_wush_a_is_the_hessian_of_the_output() -> None:

@@ -54,7 +54,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     calibration = load_calibration(tmp_path)
     model.model.layers[1].self_attn.v_proj.weight.data[64 + 3, 5] += 1
     before = model.model.layers[0].self_attn.v_proj.weight.clone()
-    with pytest.raises(CalibrationError, match="layer 1, KV head 1: .* other weights"):
+    with pytest.raises(CalibrationError, match=r"layer 1, KV head 1: .* other weights"):
         fold_model(model, calibration, PLAIN)
     assert torch.equal(model.model.layers[0].self_attn.v_proj.weight, before)
 

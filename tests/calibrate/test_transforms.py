@@ -13,9 +13,13 @@ SIZES = [2, 8, 64, 80, 96, 112, 128, 192]
 def gram(size: int, seed: int, samples: int = 4) -> torch.Tensor:
     """A second moment `[2, size, size]` with directions of very different energy."""
     generator = torch.Generator().manual_seed(seed)
-    rows = torch.randn(2, samples * size, size, generator=generator, dtype=torch.float64)
+    rows = torch.randn(
+        2, samples * size, size, generator=generator, dtype=torch.float64
+    )
     rows = rows * torch.logspace(0, 1.5, size, dtype=torch.float64)
-    rows = rows @ torch.linalg.qr(torch.randn(size, size, generator=generator).double())[0]
+    rows = (
+        rows @ torch.linalg.qr(torch.randn(size, size, generator=generator).double())[0]
+    )
     return rows.mT @ rows
 
 

@@ -27,6 +27,8 @@ def test_each_part_counts() -> None:
     found.add(format_identity(replace(FMT, version=2), 64, 32, KeyTransform()))
     found.add(format_identity(FMT, 128, 32, KeyTransform()))
     found.add(format_identity(FMT, 64, 64, KeyTransform()))
+    found.add(format_identity(FMT, 64, 32, KeyTransform(), "a" * 64))
+    found.add(format_identity(FMT, 64, 32, KeyTransform(), "b" * 64))
     # The untreated k8v3 is in both sets.
     assert len(found) == len(FORMATS) + len(transforms()) - 1 + 3
 

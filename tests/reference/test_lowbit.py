@@ -122,9 +122,7 @@ def test_rows_that_break_others(bits: int) -> None:
         flat = restored(codec, torch.full((64,), -2.5))
         assert (flat + 2.5).abs().max() < 2.5
         mixed = torch.stack([torch.full((64,), torch.nan), one_hot])
-        torch.testing.assert_close(
-            restored(codec, mixed)[1], restored(codec, one_hot)
-        )
+        torch.testing.assert_close(restored(codec, mixed)[1], restored(codec, one_hot))
     exact = restored(Affine(bits), torch.full((64,), -2.5))
     assert torch.equal(exact, torch.full((64,), -2.5))
 

@@ -44,8 +44,15 @@ def by_definition(
 @pytest.mark.parametrize("sliding", [None, 50])
 @pytest.mark.parametrize(
     "windows",
-    [Windows(), Windows(4, 32), Windows(0, 7), Windows(16, 0), Windows(400, 0),
-     Windows(4, 32, 16), Windows(0, 32, 8)],
+    [
+        Windows(),
+        Windows(4, 32),
+        Windows(0, 7),
+        Windows(16, 0),
+        Windows(400, 0),
+        Windows(4, 32, 16),
+        Windows(0, 32, 8),
+    ],
     ids=str,
 )
 def test_attention_is_that_of_the_definition(

@@ -31,7 +31,7 @@ class FormatSpec:
         value_bits: 2, 3, 4 or 8.
         value_rotation: "hadamard": values are rotated before they are quantized and
             the output of attention is rotated back; or "none".
-        key_quantizer: "symmetric" or "affine".
+        key_quantizer: "symmetric" from 7 bits on, another below.
         value_quantizer: Any.
         key_clip: Percentile, 0..1, of a key's magnitudes at which "affine" clips it; 0
             for no clip.
@@ -117,21 +117,16 @@ def clip_place(clip: float, head_dim: int) -> int:
     return min(int(clip * head_dim), head_dim - 1) if clip else head_dim - 1
 
 
-_CLIPS: dict[int, tuple[float, float]] = {2: (0.96, 0.92), 3: (0.96, 0.96)}
-"""Percentiles of keys and values by bits, as OSCAR has them (arXiv 2605.17757); from 4
-bits on a clip costs more than it gains."""
-
-
-def _affine(key_bits: int, value_bits: int) -> FormatSpec:
+def _low_bit(key_bits: int, value_bits: int) -> FormatSpec:
+    # What loses least on SmolLM2-135M under calibrated transforms (docs/lowbit.md).
+    quantizers: dict[int, Quantizer] = {2: "codebook", 3: "codebook", 4: "affine"}
     return FormatSpec(
         f"polykv_k{key_bits}v{value_bits}",
         key_bits,
         value_bits,
         "hadamard",
-        "affine",
-        "affine",
-        _CLIPS.get(key_bits, (0.0, 0.0))[0],
-        _CLIPS.get(value_bits, (0.0, 0.0))[1],
+        quantizers[key_bits],
+        quantizers[value_bits],
     )
 
 
@@ -142,11 +137,10 @@ FORMATS: dict[str, FormatSpec] = {
         FormatSpec("polykv_k7v4", 7, 4, "hadamard"),
         FormatSpec("polykv_k8v8", 8, 8, "none", value_quantizer="symmetric"),
         FormatSpec("polykv_k8v4", 8, 4, "hadamard"),
-        _affine(4, 4),
-        _affine(3, 3),
-        _affine(2, 2),
-        _affine(4, 2),
-        _affine(3, 2),
+        _low_bit(4, 4),
+        _low_bit(3, 3),
+        _low_bit(3, 2),
+        _low_bit(2, 2),
     )
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from polykv_vllm.formats import FormatSpec, TileLayout
+from polykv_vllm.formats import CODEBOOKS, FormatSpec, TileLayout
 from polykv_vllm.reference.quantize import Quantized
 
 
@@ -34,6 +34,10 @@ class _Places:
 @cache
 def _places(fmt: FormatSpec, head_dim: int, block_size: int) -> _Places:
     return _Places(TileLayout(fmt, head_dim, block_size))
+
+
+def _key_levels(fmt: FormatSpec) -> torch.Tensor:
+    return torch.tensor(CODEBOOKS[fmt.key_bits].levels, dtype=torch.int32)
 
 
 def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
@@ -60,6 +64,8 @@ def pack_token(
     key_codes = key.codes
     if fmt.key_quantizer == "symmetric":
         key_codes = key_codes + fmt.key_bias
+    elif fmt.key_quantizer == "codebook":
+        key_codes = torch.bucketize(key_codes, _key_levels(fmt))
     written = torch.zeros(tile.numel(), dtype=torch.int64)
     fresh = written.clone()
     for place, codes in (
@@ -119,6 +125,8 @@ def unpack_tile(
     key_codes, value_codes = codes(places.key_bit), codes(places.value_bit)
     if fmt.key_quantizer == "symmetric":
         key_codes = key_codes - fmt.key_bias
+    elif fmt.key_quantizer == "codebook":
+        key_codes = _key_levels(fmt)[key_codes.long()]
     if fmt.value_quantizer == "symmetric":
         value_codes = value_codes.to(torch.int8).int()
     key_affine, value_affine = (size > 0 for size in fmt.minimum_bytes)

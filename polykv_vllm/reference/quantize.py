@@ -20,8 +20,9 @@ class Quantized(NamedTuple):
     """Codes and scales of rows.
 
     Attributes:
-        codes: `[..., head_dim]` int32; signed for symmetric quantizers, an index into
-            the codebook's levels, or the number of steps above the minimum.
+        codes: `[..., head_dim]` int32; signed for symmetric quantizers, of affine ones
+            the number of steps above the minimum; of codebooks the level itself for
+            keys, its index for values.
         scale: `[...]` bf16; of affine quantizers, the step.
         minimum: `[...]` bf16, of affine quantizers; else None.
 
@@ -61,14 +62,15 @@ def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
     return rows[..., 0]
 
 
-def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
+def quantize_rotated(rows: torch.Tensor, bits: int, rotated: bool = True) -> Quantized:
     """Rotate, then quantize with the Lloyd-Max codebook of `bits` bits.
 
     Rows whose largest magnitude is below 2^-125 get scale 0.
 
     Args:
         rows: `[..., head_dim]` fp32, finite.
-        bits: 3 or 4.
+        bits: 2, 3 or 4.
+        rotated: False leaves the rotation out.
 
     """
     book = CODEBOOKS[bits]
@@ -78,7 +80,10 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     lost = exponent <= 1
     exponent = exponent.clamp(min=2)
     # An exact power of two keeps the squares of any row in range.
-    y = fwht(rows * power_of_two(255 - exponent).unsqueeze(-1))
+    y = rows * power_of_two(255 - exponent).unsqueeze(-1)
+    gain = 1  # of the unnormalised transform, in the square of a row's norm
+    if rotated:
+        y, gain = fwht(y), head_dim
     norm2 = _tree_sum(y * y)
     rms = torch.sqrt(norm2 / head_dim).unsqueeze(-1)
     boundaries = torch.tensor(book.boundaries, dtype=torch.float32)
@@ -87,7 +92,7 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     )
     codes = torch.where(lost.unsqueeze(-1), torch.zeros_like(codes), codes)
     levels = torch.tensor(book.levels)[codes.long()]
-    level_norm2 = (levels * levels).sum(-1) * head_dim
+    level_norm2 = (levels * levels).sum(-1) * gain
     scale = torch.sqrt(norm2 / level_norm2.float()) * power_of_two(exponent - 1)
     scale = torch.where(lost, torch.zeros_like(scale), scale)
     return Quantized(codes, scale.to(torch.bfloat16))
@@ -102,16 +107,21 @@ def quantize_key(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
     """Quantize keys `[..., head_dim]` fp32."""
     if fmt.key_quantizer == "affine":
         return quantize_affine(rows, fmt.key_bits, fmt.key_clip)
+    if fmt.key_quantizer == "codebook":
+        quantized = quantize_rotated(rows, fmt.key_bits, rotated=False)
+        levels = torch.tensor(CODEBOOKS[fmt.key_bits].levels, dtype=torch.int32)
+        return quantized._replace(codes=levels[quantized.codes.long()])
     return quantize_symmetric(rows, fmt.key_max_code)
 
 
 def quantize_value(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
     """Quantize values `[..., head_dim]` fp32."""
+    rotated = fmt.value_rotation == "hadamard"
     if fmt.value_quantizer == "symmetric":
         return quantize_symmetric(rows, 127)
     if fmt.value_quantizer == "codebook":
-        return quantize_rotated(rows, fmt.value_bits)
-    if fmt.value_rotation == "hadamard":
+        return quantize_rotated(rows, fmt.value_bits, rotated)
+    if rotated:
         rows = rotate_any(rows)
     return quantize_affine(rows, fmt.value_bits, fmt.value_clip)
 

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polykv_vllm.formats import FORMATS, FormatSpec, TileLayout
+from polykv_vllm.formats import CODEBOOKS, FORMATS, FormatSpec, TileLayout
 from polykv_vllm.reference.pack import pack_token, unpack_tile
 from polykv_vllm.reference.quantize import Quantized
 from tests.formats.test_layout import places
@@ -18,6 +18,7 @@ def random_codes(fmt: FormatSpec, head_dim: int) -> tuple[Quantized, Quantized]:
     """Return a token whose codes cover their whole range."""
     rows = []
     for quantizer, bits, minimum_bytes in zip(
+        # Keys of a codebook come as levels.
         (fmt.key_quantizer, fmt.value_quantizer),
         (fmt.key_bits, fmt.value_bits),
         fmt.minimum_bytes,
@@ -29,6 +30,8 @@ def random_codes(fmt: FormatSpec, head_dim: int) -> tuple[Quantized, Quantized]:
         )
         scales = torch.randn(2).to(torch.bfloat16)
         codes = torch.randint(low, high, (head_dim,)).int()
+        if quantizer == "codebook" and not rows:
+            codes = torch.tensor(CODEBOOKS[bits].levels, dtype=torch.int32)[codes]
         rows.append(Quantized(codes, scales[0], scales[1] if minimum_bytes else None))
     return rows[0], rows[1]
 

@@ -70,7 +70,7 @@ inline void load_run(const AttentionArgs& args, const RowBlock& block,
   const int64_t context = args.seq_lens[run.request] - query_len;
   const Format& format = args.cache.format;
   const int bias =
-      format.key_quantizer == Quantizer::kAffine ? -1 : 1 << (format.key_bits - 1);
+      format.key_quantizer == Quantizer::kAffine ? -1 : key_bias(format);
   for (int i = run.row_begin; i < run.row_begin + run.num_rows; ++i, ++row) {
     const int64_t token = i / group, head = block.kv_head * group + i % group;
     alignas(64) float q[D];

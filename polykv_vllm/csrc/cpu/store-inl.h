@@ -32,10 +32,11 @@ constexpr int32_t squared_level(int code) {
   return Codebook<kBits>::kLevels[code] * Codebook<kBits>::kLevels[code];
 }
 
-// Lloyd-Max codes of the rotated row (x is overwritten). The scale makes the norm of
+// Lloyd-Max codes of the row, rotated first if asked (x is overwritten). The scale makes the norm of
 // the dequantized row equal the row's own; the codes come from the unrounded RMS.
 template <int D, int kBits>
-inline uint16_t quantize_rotated(float* x, int32_t max_bits, int8_t* codes) {
+inline uint16_t quantize_codebook(float* x, int32_t max_bits, bool rotate,
+                                  int8_t* codes) {
   const int32_t exponent = max_bits >> 23;
   if (exponent <= 1) {  // below 2^-125: no scale could hold it
     std::memset(codes, 0, D);
@@ -44,7 +45,8 @@ inline uint16_t quantize_rotated(float* x, int32_t max_bits, int8_t* codes) {
   // An exact power of two brings the row to [2, 4), so squares stay in range.
   const VecF power = set1(float_of((255 - exponent) << 23));
   for (int i = 0; i < D; i += 16) store(x + i, mul(load(x + i), power));
-  fwht<D>(x);
+  if (rotate) fwht<D>(x);
+  const int gain = rotate ? D : 1;  // of the transform, in the square of the norm
   VecF squares[D / 16];
   for (int i = 0; i < D / 16; ++i) {
     squares[i] = mul(load(x + 16 * i), load(x + 16 * i));
@@ -67,7 +69,7 @@ inline uint16_t quantize_rotated(float* x, int32_t max_bits, int8_t* codes) {
     store_i8(codes + i, code);
     level_norm2 = add_i(level_norm2, squared);
   }
-  const float ratio = norm2 / static_cast<float>(reduce_add_i(level_norm2) * D);
+  const float ratio = norm2 / static_cast<float>(reduce_add_i(level_norm2) * gain);
   return bf16_round(std::sqrt(ratio) * float_of((exponent - 1) << 23));
 }
 
@@ -162,12 +164,28 @@ struct RowScale {
 };
 
 template <int D>
+inline RowScale quantize_codebook(int bits, float* x, int32_t max_bits, bool rotate,
+                                  int8_t* codes) {
+  switch (bits) {
+    case 2:
+      return {quantize_codebook<D, 2>(x, max_bits, rotate, codes), 0};
+    case 3:
+      return {quantize_codebook<D, 3>(x, max_bits, rotate, codes), 0};
+    default:
+      return {quantize_codebook<D, 4>(x, max_bits, rotate, codes), 0};
+  }
+}
+
+template <int D>
 inline RowScale quantize_key(const Format& format, float* x, int32_t max_bits,
                              int8_t* codes) {
   if (format.key_quantizer == Quantizer::kAffine) {
     const AffineScale affine =
         quantize_affine<D>(x, max_bits, format.key_bits, format.key_clip, codes);
     return {affine.step, affine.minimum};
+  }
+  if (format.key_quantizer == Quantizer::kCodebook) {
+    return quantize_codebook<D>(format.key_bits, x, max_bits, false, codes);
   }
   const int max_code = (1 << (format.key_bits - 1)) - 1;
   return {quantize_symmetric<D>(x, max_bits, max_code, codes), 0};
@@ -180,9 +198,8 @@ inline RowScale quantize_value(const Format& format, float* x, int32_t max_bits,
     case Quantizer::kSymmetric:
       return {quantize_symmetric<D>(x, max_bits, 127, codes), 0};
     case Quantizer::kCodebook:
-      return {format.value_bits == 4 ? quantize_rotated<D, 4>(x, max_bits, codes)
-                                     : quantize_rotated<D, 3>(x, max_bits, codes),
-              0};
+      return quantize_codebook<D>(format.value_bits, x, max_bits, format.rotate != 0,
+                                  codes);
     default:
       break;
   }

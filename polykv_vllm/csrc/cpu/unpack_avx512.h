@@ -5,9 +5,9 @@
 namespace polykv {
 namespace {
 
-inline __m512i level_table(const int8_t* levels) {
+inline __m512i level_table(const void* levels) {
   return _mm512_broadcast_i32x4(
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
+      _mm_loadu_si128(static_cast<const __m128i*>(levels)));
 }
 
 // Codes 0..7 of dims 64c+16f+i, four tokens each, for f = 0..3:
@@ -135,17 +135,20 @@ inline void unpack_values(const Format& format, const uint8_t* codes,
   }
 }
 
-// Key codes of 2 to 4 bits of one subtile -> a byte each, [D/4][16][4].
+// Key codes of 2 to 4 bits of one subtile -> their levels, a byte each, [D/4][16][4].
 template <int D>
 inline void unpack_keys(const Format& format, const uint8_t* codes, const uint8_t* high,
                         uint8_t* out) {
+  const __m512i table = level_table(key_levels(format));
+  const auto put = [&](int row, __m512i code) {
+    _mm512_store_si512(out + row * 64, _mm512_shuffle_epi8(table, code));
+  };
   if (format.key_bits == 4) {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int c = 0; c < D / 8; ++c) {
       const __m512i pair = _mm512_loadu_si512(codes + c * 64);
-      _mm512_store_si512(out + c * 128, _mm512_and_si512(pair, nibble));
-      _mm512_store_si512(out + c * 128 + 64,
-                         _mm512_and_si512(_mm512_srli_epi32(pair, 4), nibble));
+      put(c * 2, _mm512_and_si512(pair, nibble));
+      put(c * 2 + 1, _mm512_and_si512(_mm512_srli_epi32(pair, 4), nibble));
     }
     return;
   }
@@ -164,7 +167,7 @@ inline void unpack_keys(const Format& format, const uint8_t* codes, const uint8_
         row[f] = _mm512_or_si512(row[f], _mm512_and_si512(bits[f], four));
       }
     }
-    for (int f = 0; f < 4; ++f) _mm512_store_si512(out + (c * 4 + f) * 64, row[f]);
+    for (int f = 0; f < 4; ++f) put(c * 4 + f, row[f]);
   }
 }
 

@@ -20,9 +20,9 @@ def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Give each layer of a model its key transform.
 
     Called when the weights are final, before anything is cached. With
-    `key_treatment=auto` a calibration's matrices come first where there are any. Weights that are
-    exchanged later keep the transform: it stays exact, its scales may then be others
-    than the new weights would give.
+    `key_treatment=auto` a calibration's matrices come first where there are any.
+    Weights that are exchanged later keep the transform: it stays exact, its scales may
+    then be others than the new weights would give.
 
     Args:
         model: As vLLM's loader made it; layers that are not ours are left alone.

@@ -27,6 +27,7 @@
 #include "gemm_shape.h"
 #include "gemm_vnni.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on

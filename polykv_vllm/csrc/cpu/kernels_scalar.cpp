@@ -20,6 +20,7 @@
 #include "gemm_shape.h"
 #include "gemm_scalar.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on

@@ -13,11 +13,11 @@ PYTEST_ARGS ?=
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench clean
+.PHONY: help setup demo test lint format bench patches test-next-vllm test-triton-compile crash clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | \
-	    awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
+	    awk -F ':.*## ' '{printf "  make %-19s %s\n", $$1, $$2}'
 
 $(STAMP): $(BUILD_INPUTS)
 	@packaging/install.sh $(VENV)
@@ -31,6 +31,9 @@ demo: $(STAMP)  ## serve a small model with a compressed cache to 8 agents
 
 test: lint  ## lint, types and all tests, the real engine included
 	$(BIN)/pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-triton-compile: $(STAMP)  ## compile every configuration of the GPU kernels (hours)
+	$(BIN)/python -W ignore -m benchmarks.gpu_compile --all
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -47,6 +50,15 @@ bench: $(STAMP)  ## speed and memory beside vLLM's own cache
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/polykv bench agents --quick
+
+patches: $(STAMP)  ## the seams as source patches, for your own build of vLLM
+	$(BIN)/python -m polykv_vllm.seams --write-patches patches/vllm-0.32.0
+
+test-next-vllm: $(STAMP)  ## which seams fit the newest vLLM that pip can get
+	$(BIN)/python packaging/try_next_vllm.py
+
+crash: $(STAMP)  ## kill writers of the pool with -9, fifty times
+	POLYKV_CRASH_ROUNDS=50 $(BIN)/pytest -s tests/pool/disk/test_crash.py
 
 clean:  ## remove build products and caches; keeps $(VENV)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -6,7 +6,9 @@ uses neither Python's nor torch's C++ API, so one wheel serves every Python vers
 and every torch build of its platform.
 """
 
+import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -53,7 +55,21 @@ class BuildKernels(build_ext):
         compiler = self.compiler.compiler_so_cxx[0]
         if shutil.which(compiler) is None:
             raise SystemExit(COMPILER_MISSING.format(compiler=compiler))
+        self.compiler.compile = self._on_all_cpus(self.compiler.compile)
         super().build_extensions()
+
+    def _on_all_cpus(self, compile_files):
+        """Return a `CCompiler.compile` that has as many compilers running as CPUs.
+
+        Every instruction set is one source, and takes a minute.
+        """
+
+        def compile_all(sources, **options):
+            with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+                done = pool.map(lambda each: compile_files([each], **options), sources)
+                return [name for names in done for name in names]
+
+        return compile_all
 
 
 class PlatformWheel(bdist_wheel):

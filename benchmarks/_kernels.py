@@ -10,6 +10,7 @@ from functools import cache
 
 import torch
 
+from benchmarks import _vllm_library
 from benchmarks._cases import BLOCK_SIZE, Batch
 from polykv_vllm import ops
 from polykv_vllm.formats import FormatSpec
@@ -171,18 +172,12 @@ def import_vllm_kernels() -> None:
 
 def vllm_paths() -> dict[str, str]:
     """Return {path: name} of vLLM's attention paths on this CPU, the general first."""
-    general = "AVX-512" if torch.cpu._is_avx512_supported() else "AVX2"
-    paths = {"vec": general}
-    if torch.cpu._is_amx_tile_supported():
-        paths["amx"] = "AMX"
-    return paths
+    return _vllm_library.paths()
 
 
 def vllm_choice(head_dim: int) -> str:
     """Return the path that vLLM itself takes here for a bf16 model."""
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
-
-    return _get_attn_isa(torch.bfloat16, BLOCK_SIZE, head_dim, "auto")
+    return _vllm_library.choice(head_dim, BLOCK_SIZE)
 
 
 def relative_error(output: torch.Tensor, expected: torch.Tensor) -> float:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks._cases import Shape
+from benchmarks._vllm_library import LIBRARIES
 from polykv_vllm.formats import FormatSpec, get_format
 
 SHAPES = ("9/3/64", "32/8/128")
@@ -26,6 +27,13 @@ Agents = Annotated[
 ]
 Isas = Annotated[
     list[str] | None, typer.Option("--isa", help="our instruction sets; repeatable")
+]
+VllmLibrary = Annotated[
+    str | None,
+    typer.Option(
+        help="measure beside this library of vLLM's kernels, and with our kernels for "
+        f"the same CPUs unless --isa is given: {', '.join(LIBRARIES)}"
+    ),
 ]
 Seconds = Annotated[float, typer.Option(help="time to spend on a case")]
 Footprint = Annotated[

@@ -17,7 +17,7 @@ import torch
 import typer
 from rich.table import Table
 
-from benchmarks import _environment, _report
+from benchmarks import _environment, _report, _vllm_library
 from benchmarks import _options as options
 from benchmarks._cases import BLOCK_SIZE, Case, Shape, make_batch
 from benchmarks._kernels import (
@@ -287,11 +287,21 @@ def measure_shape(
     return results
 
 
+def _take_library(name: str) -> str:
+    """Make vLLM load the library `name`; return our kernels for the same CPUs."""
+    if name not in _vllm_library.LIBRARIES:
+        known = ", ".join(_vllm_library.LIBRARIES)
+        raise typer.BadParameter(f"no library {name!r}; {known}")
+    _vllm_library.take(name)
+    return _vllm_library.ISAS[name]
+
+
 def main(
     format_name: options.Format = "polykv",
     shape: options.Shapes = None,
     agents: options.Agents = None,
     isa: options.Isas = None,
+    vllm_library: options.VllmLibrary = None,
     threads: options.Threads = 1,
     seconds: options.Seconds = 6.0,
     footprint_mib: options.Footprint = None,
@@ -303,6 +313,8 @@ def main(
     if cpu_time and threads > 1:
         raise typer.BadParameter("--cpu-time sees one thread, not several")
     fmt, shapes = options.read_options(format_name, shape or options.SHAPES)
+    if vllm_library is not None:
+        isa = isa or [_take_library(vllm_library)]
     isas = our_isas(isa)
     if footprint_mib is None:
         footprint_mib = 0 if quick else cold_footprint_bytes() >> 20
@@ -332,6 +344,7 @@ def main(
         "quick": quick,
         "footprint_mib": footprint_mib,
         "clock": clock.__name__,
+        "vllm_library": vllm_library,
         "vllm_path": {str(each): vllm_choice(each.head_dim) for each in shapes},
         "results": [as_record(result) for result in results],
     }

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polykv_vllm.errors import OptionError
+from polykv_vllm.pool.options import PoolConfig
 
 OPTIONS_KEY = "polykv"
 
@@ -16,12 +17,21 @@ class PolyKVConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    isa: Literal["auto", "amx", "avx512", "avx2", "neon", "scalar", "reference"] = (
-        Field(
-            default="auto",
-            description="CPU instruction set of the kernels; auto takes the fastest "
-            "that this CPU has, reference computes in plain torch (slow, for checks)",
-        )
+    isa: Literal[
+        "auto",
+        "amx",
+        "avx512",
+        "avx512bw",
+        "avxvnni",
+        "avx2",
+        "neon_i8mm",
+        "neon",
+        "scalar",
+        "reference",
+    ] = Field(
+        default="auto",
+        description="CPU instruction set of the kernels; auto takes the fastest "
+        "that this CPU has, reference computes in plain torch (slow, for checks)",
     )
     prefix_sharing: bool = Field(
         default=True,
@@ -52,6 +62,10 @@ class PolyKVConfig(BaseModel):
         description="folder that polykv calibrate has written, whose transforms of "
         "values are folded into the weights; auto takes MODEL/polykv where it is "
         "there, none takes no calibration",
+    )
+    pool: PoolConfig = Field(
+        default=PoolConfig(),
+        description="blocks on disk and pinned prefixes (docs/pool.md)",
     )
 
 
@@ -90,8 +104,15 @@ def key_treatments() -> tuple[str, ...]:
 
 
 def _allowed(name: str) -> str:
+    if name == "pool":
+        return _describe_pool()
     choices = _choices(name)
     return f"one of {', '.join(choices)}" if choices else "a folder, 'auto' or 'none'"
+
+
+def _describe_pool() -> str:
+    names = ", ".join(PoolConfig.model_fields)
+    return f"a mapping of {names}; see docs/pool.md"
 
 
 def _choices(name: str) -> list[str]:
@@ -107,5 +128,7 @@ def _explain(error: Any) -> str:
     where = f"additional_config[{OPTIONS_KEY!r}][{name!r}] = {error['input']!r}"
     if error["type"] == "extra_forbidden":
         return f"{where}: there is no such option; options: {describe_options()}"
+    if name.startswith("pool"):
+        return f"{where}: {error['msg']}; pool is {_describe_pool()}"
     allowed = ", ".join(_choices(name)) or _allowed(name)
     return f"{where}: not allowed; allowed: {allowed}"

@@ -8,17 +8,10 @@ get the same answer from here.
 from dataclasses import dataclass
 from typing import Any
 
+from polykv_vllm.architectures import ARCHITECTURES, HYBRID, REFUSED
 from polykv_vllm.formats import FormatSpec, get_format
 
-ARCHITECTURES: dict[str, str] = {
-    "LlamaForCausalLM": "Llama",
-    "Qwen2ForCausalLM": "Qwen2 and Qwen2.5",
-    "Qwen3ForCausalLM": "Qwen3",
-    "Gemma3ForCausalLM": "Gemma 3 (text)",
-}
-"""The architectures that were tried, by the name in `config.json`."""
-
-_LAYER_TYPES = {"full_attention", "sliding_attention"}
+_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True)
@@ -30,6 +23,8 @@ class Support:
         architecture: As in the config.
         fmt: The format, None when the cache dtype names none.
         num_layers: Attention layers.
+        num_linear_layers: Linear-attention layers of a hybrid model: they keep a state
+            of a fixed size, uncompressed.
         num_sliding_layers: Those with a sliding window.
         sliding_window: Tokens that those see, None without such layers.
         num_heads: Query heads.
@@ -42,6 +37,7 @@ class Support:
     architecture: str
     fmt: FormatSpec | None
     num_layers: int
+    num_linear_layers: int
     num_sliding_layers: int
     sliding_window: int | None
     num_heads: int
@@ -77,17 +73,16 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
         The answer; all reasons are given, not only the first.
 
     """
-    num_heads = _number(hf_config, "num_attention_heads")
-    head_size = _number(hf_config, "head_dim")
-    if not head_size and num_heads:
-        head_size = _number(hf_config, "hidden_size") // num_heads
-    num_layers = _number(hf_config, "num_hidden_layers")
-    layer_types = getattr(hf_config, "layer_types", None)
-    window = _sliding_window(hf_config)
-    if layer_types is None:
-        num_sliding = num_layers if window else 0
-    else:
-        num_sliding = list(layer_types).count("sliding_attention")
+    text_config = getattr(hf_config, "text_config", None) or hf_config
+    num_heads = _number(text_config, "num_attention_heads")
+    head_size = _head_size(text_config, num_heads)
+    num_layers = _number(text_config, "num_hidden_layers")
+    layer_types = list(getattr(text_config, "layer_types", None) or ())
+    num_linear = layer_types.count("linear_attention")
+    window = _sliding_window(text_config)
+    num_sliding = layer_types.count("sliding_attention")
+    if not layer_types and window:
+        num_sliding = num_layers
     try:
         fmt, format_reasons = get_format(cache_dtype), []
     except ValueError as error:
@@ -96,16 +91,17 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
         reasons=(
             *format_reasons,
             *_architecture_reasons(hf_config),
-            *attention_reasons(hf_config),
+            *attention_reasons(text_config, _served_layer_types(hf_config)),
             *_shape_reasons(num_layers, num_heads, head_size, fmt),
         ),
         architecture=_architecture(hf_config),
         fmt=fmt,
-        num_layers=num_layers,
+        num_layers=num_layers - num_linear,
+        num_linear_layers=num_linear,
         num_sliding_layers=num_sliding,
         sliding_window=window if num_sliding else None,
         num_heads=num_heads,
-        num_kv_heads=_number(hf_config, "num_key_value_heads") or num_heads,
+        num_kv_heads=_num_kv_heads(text_config) or num_heads,
         head_size=head_size,
     )
 
@@ -113,6 +109,32 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
 def _number(hf_config: Any, name: str) -> int:
     value = getattr(hf_config, name, None)
     return value if isinstance(value, int) else 0
+
+
+def _head_size(hf_config: Any, num_heads: int) -> int:
+    """Return the head size, 0 where the config does not say or layers differ in it."""
+    try:
+        head_size = _number(hf_config, "head_dim")
+    except RuntimeError:  # transformers refuses: it is an attribute of each layer
+        return 0
+    if not head_size and num_heads:
+        return _number(hf_config, "hidden_size") // num_heads
+    return head_size
+
+
+def _num_kv_heads(hf_config: Any) -> int:
+    """Return the number of KV heads, 0 where the config does not say."""
+    if getattr(hf_config, "model_type", None) == "falcon":
+        # `num_kv_heads` is set in both generations and holds in the newer one only.
+        if getattr(hf_config, "new_decoder_architecture", False):
+            return _number(hf_config, "num_kv_heads")
+        return 1 if getattr(hf_config, "multi_query", False) else 0
+    return _number(hf_config, "num_key_value_heads")
+
+
+def _served_layer_types(hf_config: Any) -> frozenset[str]:
+    is_hybrid = _architecture(hf_config) in HYBRID
+    return _LAYER_TYPES | {"linear_attention"} if is_hybrid else _LAYER_TYPES
 
 
 def _sliding_window(hf_config: Any) -> int | None:
@@ -137,16 +159,27 @@ def _architecture_reasons(hf_config: Any) -> list[str]:
             "and not keys and values per head"
         )
     architecture = _architecture(hf_config)
-    if architecture not in ARCHITECTURES:
-        known = ", ".join(f"{k} ({v})" for k, v in ARCHITECTURES.items())
+    if architecture in REFUSED:
+        reasons.append(f"the architecture {architecture} {REFUSED[architecture]}")
+    elif architecture not in ARCHITECTURES and not reasons:
+        known = ", ".join(sorted(set(ARCHITECTURES.values())))
         reasons.append(
-            f"the architecture {architecture} is not served; served: {known}"
+            f"the architecture {architecture} is not served: it was not tested; "
+            f"served: {known}"
         )
     return reasons
 
 
-def attention_reasons(hf_config: Any) -> list[str]:
-    """Return which kinds of attention a model has that the kernels do not compute."""
+def attention_reasons(
+    hf_config: Any, layer_types: frozenset[str] = _LAYER_TYPES
+) -> list[str]:
+    """Return which kinds of attention a model has that the kernels do not compute.
+
+    Args:
+        hf_config: See `check_model`.
+        layer_types: The types of layers that are possible.
+
+    """
     served = "served is causal attention, full or with a sliding window"
     found = []
     if getattr(hf_config, "use_bidirectional_attention", False):
@@ -155,7 +188,7 @@ def attention_reasons(hf_config: Any) -> list[str]:
         found.append("is not causal (is_causal)")
     if getattr(hf_config, "dual_chunk_attention_config", None):
         found.append("uses dual chunk attention (dual_chunk_attention_config)")
-    others = set(getattr(hf_config, "layer_types", None) or ()) - _LAYER_TYPES
+    others = set(getattr(hf_config, "layer_types", None) or ()) - layer_types
     if others:
         found.append(f"has layers of type {', '.join(sorted(others))}")
     return [f"it {reason}; {served}" for reason in found]
@@ -165,9 +198,8 @@ def _shape_reasons(
     num_layers: int, num_heads: int, head_size: int, fmt: FormatSpec | None
 ) -> list[str]:
     if not (num_layers and num_heads and head_size):
-        return [
-            "its config lacks num_hidden_layers, num_attention_heads or the head size"
-        ]
+        lacking = "num_hidden_layers, num_attention_heads or one head size for all"
+        return [f"its config lacks {lacking}"]
     if fmt is None:
         return []
     try:

@@ -36,8 +36,8 @@ def test_served(architecture: str, head_dim: int) -> None:
         ({"architectures": None, "model_type": "mamba"}, "mamba is not served"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"kv_lora_rank": 512}, "MLA"),
-        ({"head_dim": 80}, "head size 80"),
-        ({"head_dim": 512}, "head size 512"),
+        ({"head_dim": 48}, "head size 48"),
+        ({"head_dim": 576}, "head size 576"),
         ({"use_bidirectional_attention": True}, "both directions"),
         ({"is_causal": False}, "is not causal"),
         ({"dual_chunk_attention_config": {"chunk_size": 1}}, "dual chunk"),
@@ -49,6 +49,54 @@ def test_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     support = check_model(model(**changes), "polykv")
     assert not support.ok
     assert any(reason in text for text in support.reasons)
+
+
+def test_impossible_models_are_not_called_untested_too() -> None:
+    support = check_model(
+        model(architectures=["DeepseekV2ForCausalLM"], kv_lora_rank=512), "polykv"
+    )
+    assert len(support.reasons) == 1 and "MLA" in support.reasons[0]
+
+
+def test_a_known_reason_is_given() -> None:
+    support = check_model(model(architectures=["Llama4ForCausalLM"]), "polykv")
+    assert "Llama4ForCausalLM is not served: it attends in chunks" in support.reasons[0]
+
+
+def test_a_hybrid_counts_its_attention_layers() -> None:
+    kinds = ["linear_attention", "linear_attention", "full_attention"]
+    support = check_model(
+        model(architectures=["Qwen3NextForCausalLM"], layer_types=kinds), "polykv"
+    )
+    assert support.ok
+    assert (support.num_layers, support.num_linear_layers) == (1, 2)
+    assert support.bytes_per_token == 2 * 92
+
+
+@pytest.mark.parametrize(
+    ("changes", "num_kv_heads"),
+    [
+        ({"multi_query": True}, 1),
+        ({"multi_query": False}, 4),
+        ({"multi_query": True, "new_decoder_architecture": True}, 2),
+    ],
+)
+def test_kv_heads_of_both_generations_of_falcon(
+    changes: dict[str, Any], num_kv_heads: int
+) -> None:
+    falcon = {"model_type": "falcon", "num_kv_heads": 2, "num_key_value_heads": None}
+    assert check_model(model(**falcon | changes), "polykv").num_kv_heads == num_kv_heads
+
+
+def test_heads_that_differ_between_layers_have_no_size() -> None:
+    class Heterogeneous(SimpleNamespace):
+        @property
+        def head_dim(self) -> int:
+            raise RuntimeError("an attribute of each layer")
+
+    support = check_model(Heterogeneous(**vars(model())), "polykv")
+    assert support.head_size == 0
+    assert "one head size for all" in support.reasons[0]
 
 
 def test_unknown_dtype_names_the_known_ones() -> None:

@@ -4,6 +4,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from vllm.logger import init_logger
@@ -14,6 +15,9 @@ from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.keys import AUTO, SCALING, KeyProjection, key_transform
 
 logger = init_logger("vllm.polykv")
+
+loaded_models: "WeakSet[torch.nn.Module]" = WeakSet()
+"""The models of this process that have a cache of ours; the pool watches them."""
 
 
 def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -41,6 +45,7 @@ def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
     }
     if not impls:
         return
+    loaded_models.add(model)
     asked = next(iter(impls.values())).asked_key_treatment
     rest = dict(impls)
     if asked == AUTO:

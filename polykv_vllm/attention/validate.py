@@ -97,6 +97,12 @@ def _engine_reasons(vllm_config: Any) -> list[str]:
         reasons.append(
             f"--block-size {block_size}: multiples of {BLOCK_SIZE_BASE} are possible"
         )
+    skipped = vllm_config.cache_config.kv_cache_dtype_skip_layers
+    if skipped and vllm_config.model_config.is_hybrid:
+        reasons.append(
+            "--kv-cache-dtype-skip-layers with a model that has linear attention was "
+            "not tested; leave the option away"
+        )
     backend = vllm_config.attention_config.backend
     if backend is not None and backend.name != "CUSTOM":
         reasons.append(

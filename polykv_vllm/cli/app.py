@@ -15,6 +15,7 @@ from polykv_vllm.cli.bench import bench
 from polykv_vllm.cli.calibrate import calibrate
 from polykv_vllm.cli.common import fail
 from polykv_vllm.cli.evaluate import evaluate
+from polykv_vllm.cli.pool import pool
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import DEFAULT_MODEL, MODELS
 
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 
 app.add_typer(bench, name="bench")
+app.add_typer(pool, name="pool")
 app.command("eval")(evaluate)
 app.command("calibrate")(calibrate)
 

@@ -91,6 +91,13 @@ def print_check(
             f"{support.sliding_window:,} tokens: both caches hold more than this.[/]",
             highlight=False,
         )
+    if support.num_linear_layers:
+        console.print(
+            f"[dim]{support.num_linear_layers} linear-attention layers keep states, "
+            "uncompressed and not counted here: both caches hold fewer than this.[/]",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _print_quality(console: Console, support: Support, kv_cache_dtype: str) -> None:

@@ -15,6 +15,10 @@ from polykv_vllm.formats import ALIASES, FORMATS, SUPPORTED_HEAD_DIMS
 _NOT_INSTALLED = "[yellow]not installed[/]"
 
 
+SHOWN_HEAD_DIMS = (64, 128, 256)
+"""Head sizes with a column of their own; the others are multiples of 16 too."""
+
+
 def print_info(console: Console) -> None:
     """Print versions, formats and seams; works without vLLM and without torch."""
     facts = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -57,27 +61,31 @@ def _kernels() -> str:
 
     try:
         current, available = ops.current_isa(), ops.available_isas()
-    except (OSError, RuntimeError) as error:
+        absent = [isa for isa in ops.compiled_isas() if isa not in available]
+    except (ImportError, OSError, ValueError) as error:
         return f"[red]not usable[/]: {escape(str(error))}"
-    return f"CPU, {current} in use (available: {', '.join(available)})"
+    without = f"; not on this CPU: {', '.join(absent)}" if absent else ""
+    return f"CPU, {current} in use (available: {', '.join(available)}{without})"
 
 
 def _formats_table() -> Table:
     table = Table(
         title="Formats: bytes per token and KV head, ratio to bf16",
         title_justify="left",
+        caption=f"Head sizes: {', '.join(map(str, SUPPORTED_HEAD_DIMS))}",
+        caption_justify="left",
         box=box.ROUNDED,
     )
     table.add_column("--kv-cache-dtype", style="bold", no_wrap=True)
     table.add_column("keys")
     table.add_column("values")
-    for head_dim in SUPPORTED_HEAD_DIMS:
+    for head_dim in SHOWN_HEAD_DIMS:
         table.add_column(f"head {head_dim}", justify="right", no_wrap=True)
     for name, spec in FORMATS.items():
         aliases = [alias for alias, target in ALIASES.items() if target == name]
         sizes = [
             f"{spec.slot_bytes(d)} [green]{spec.compression_ratio(d):.2f}x[/]"
-            for d in SUPPORTED_HEAD_DIMS
+            for d in SHOWN_HEAD_DIMS
         ]
         table.add_row(
             "\n".join([name, *(f"[dim]= {alias}[/]" for alias in aliases)]),

@@ -55,6 +55,10 @@ void polykv_tile_layout(const Format* format, int64_t head_dim, int64_t block_si
   out[6] = layout.key_minimums;
   out[7] = layout.value_minimums;
 }
+int polykv_head_dims(int32_t* out) {
+  for (int i = 0; i < kNumHeadDims; ++i) out[i] = kHeadDims[i];
+  return kNumHeadDims;
+}
 int polykv_codebook(int bits, int8_t* levels, float* boundaries) {
   const auto copy = [&](auto number) {
     constexpr int kBits = decltype(number)::value;

@@ -17,6 +17,7 @@ from polykv_vllm.formats.registry import (
     clip_place,
     get_format,
     is_polykv_dtype,
+    power_blocks,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "clip_place",
     "get_format",
     "is_polykv_dtype",
+    "power_blocks",
 ]

@@ -29,8 +29,11 @@ dot product over tokens consumes them so:
     b = 3   low plane   as b = 2, the low bits
             high plane  [N/4][D/64][8][4]   bit f+4h: top bit of dim 64c+16f+8h+i
 
-(c: chunk, i: index in the third axis, j: in the fourth, f in 0..3, h in 0..1.) With
-7-bit keys bit 7 of the key byte of dim d holds the top bit of the value code of dim d.
+(c: chunk, i: index in the third axis, j: in the fourth, f in 0..3, h in 0..1.) Where D
+is no multiple of a chunk's dims, what is left of values forms one chunk of 32 dims, of
+16, or of 32 and then 16: in the lines above 16 becomes 8 or 4, 8 becomes 4 or 2, and so
+on. With 7-bit keys bit 7 of the key byte of dim d holds the top bit of the value code
+of dim d.
 
 The key order serves AVX-512 VNNI (one load = 4 dims of 16 tokens), AVX2 and AMX
 (one 16-row tile = 64 dims of 16 tokens) alike; of fewer bits, shifts and masks of one
@@ -163,13 +166,23 @@ class TileLayout:
         if self.spec.value_plane_bits == 8:
             return self._value_byte(quad, column, dim, self.head_dim), bit
         if self.spec.value_plane_bits == 4:
-            chunk, rest = divmod(dim, 32)
-            high, index = divmod(rest, 16)
-            row = chunk * 16 + index
+            begin, size = self._chunk(dim, 32)
+            high, index = divmod(dim - begin, size // 2)
+            row = begin // 2 + index
             return self._value_byte(
                 quad, column, row, self.head_dim // 2
             ), 4 * high + bit
         return self._value_plane_bit(quad, column, dim, bit)
+
+    def _chunk(self, dim: int, whole: int) -> tuple[int, int]:
+        """Return the first dim and the dims of the chunk that holds `dim`."""
+        begin, size = dim // whole * whole, whole
+        while True:
+            if begin + size <= self.head_dim:
+                if dim < begin + size:
+                    return begin, size
+                begin += size
+            size //= 2
 
     def _value_byte(self, quad: int, column: int, row: int, rows: int) -> int:
         # A plane is [quads][rows][4 tokens] bytes.
@@ -178,13 +191,14 @@ class TileLayout:
     def _value_plane_bit(
         self, quad: int, column: int, dim: int, bit: int
     ) -> tuple[int, int]:
-        chunk, rest = divmod(dim, 64)
-        field, lane = divmod(rest, 16)
+        begin, size = self._chunk(dim, 64)
+        field, lane = divmod(dim - begin, size // 4)
         if bit < 2:
-            row = chunk * 16 + lane
+            row = begin // 4 + lane
             low = self._value_byte(quad, column, row, self.head_dim // 4)
             return low, 2 * field + bit
-        half, index = divmod(lane, 8)
-        high = self._value_byte(quad, column, chunk * 8 + index, self.head_dim // 8)
+        half, index = divmod(lane, size // 8)
+        row = begin // 8 + index
+        high = self._value_byte(quad, column, row, self.head_dim // 8)
         plane = self.value_high_plane_offset - self.value_codes_offset
         return high + plane, field + 4 * half

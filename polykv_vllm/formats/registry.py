@@ -4,8 +4,23 @@
 from dataclasses import dataclass
 from typing import Literal
 
-SUPPORTED_HEAD_DIMS: tuple[int, ...] = (64, 128, 256)
-"""Head dimensions that the kernels are built for."""
+SUPPORTED_HEAD_DIMS: tuple[int, ...] = (
+    32,
+    64,
+    80,
+    96,
+    112,
+    128,
+    160,
+    192,
+    224,
+    256,
+    512,
+)
+"""Head dimensions that the kernels are built for: those of vLLM's CPU backend."""
+
+_LOW_BIT_HEAD_DIMS = (64, 128, 256)
+"""Those whose planes of key bits are whole chunks, and whose Hadamard matrix is one."""
 
 Quantizer = Literal["symmetric", "codebook", "affine"]
 """How a row becomes codes:
@@ -66,6 +81,11 @@ class FormatSpec:
         return self.key_bits < 7
 
     @property
+    def head_dims(self) -> tuple[int, ...]:
+        """Head dimensions that kernels exist for."""
+        return _LOW_BIT_HEAD_DIMS if self.is_low_bit else SUPPORTED_HEAD_DIMS
+
+    @property
     def key_plane_bits(self) -> int:
         """Bits per key element in the key section: a byte from 7 bits on."""
         return self.key_bits if self.is_low_bit else 8
@@ -99,10 +119,10 @@ class FormatSpec:
 
     def check_head_dim(self, head_dim: int) -> None:
         """Raise ValueError unless kernels exist for `head_dim`."""
-        if head_dim not in SUPPORTED_HEAD_DIMS:
+        if head_dim not in self.head_dims:
             raise ValueError(
                 f"{self.name} does not support head size {head_dim}; supported "
-                f"head sizes: {', '.join(map(str, SUPPORTED_HEAD_DIMS))}"
+                f"head sizes: {', '.join(map(str, self.head_dims))}"
             )
 
 
@@ -149,6 +169,20 @@ ALIASES: dict[str, str] = {"polykv": "polykv_k8v3"}
 
 CACHE_DTYPES: tuple[str, ...] = (*ALIASES, *FORMATS)
 """Every value that this package adds to `--kv-cache-dtype`."""
+
+
+def power_blocks(head_dim: int) -> tuple[int, ...]:
+    """Return the powers of two that `head_dim` is a sum of, the largest first.
+
+    Values are rotated by one Hadamard matrix for each. Fewer and larger blocks beat
+    equal ones: of 96 = 64 + 32 the error of one-hot rows is half that of 3 x 32, of
+    rows with 2 % outliers 3 % less; Gaussian rows do not care.
+    """
+    return tuple(
+        1 << bit
+        for bit in reversed(range(head_dim.bit_length()))
+        if head_dim >> bit & 1
+    )
 
 
 def is_polykv_dtype(cache_dtype: str | None) -> bool:

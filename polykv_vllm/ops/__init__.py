@@ -13,6 +13,7 @@ what exists. Nothing here imports vllm.
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.dispatch import (
     available_isas,
+    compiled_isas,
     current_isa,
     layer_attention,
     layer_store,
@@ -31,6 +32,7 @@ __all__ = [
     "SharingCounts",
     "available_isas",
     "build_prefix_forest",
+    "compiled_isas",
     "current_isa",
     "layer_attention",
     "layer_store",

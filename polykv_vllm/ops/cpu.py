@@ -66,15 +66,21 @@ def load_library() -> ct.CDLL:
     return lib
 
 
+def compiled_isas() -> tuple[str, ...]:
+    """Return the instruction sets in this build, whether this CPU has them or not."""
+    lib = load_library()
+    return tuple(lib.polykv_isa_name(i).decode() for i in range(lib.polykv_num_isas()))
+
+
 def implementations() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
     """Return {isa: (makes a layer's store, makes its attention)}, fastest first."""
     lib = load_library()
     return {
-        lib.polykv_isa_name(i).decode(): (
+        name: (
             partial(LayerStore, partial(lib.polykv_reshape_and_cache, i)),
             partial(LayerAttention, partial(lib.polykv_paged_attention, i)),
         )
-        for i in range(lib.polykv_num_isas())
+        for i, name in enumerate(compiled_isas())
         if lib.polykv_isa_supported(i)
     }
 

@@ -9,7 +9,7 @@ import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.keys import KeyTransform
-from polykv_vllm.ops import cpu, reference
+from polykv_vllm.ops import cpu, gpu, reference
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest
@@ -30,17 +30,29 @@ def _table() -> OpTable:
     # The oracle, for tests and for measuring what the kernels themselves cost.
     table.register("reshape_and_cache", "cpu", "reference", reference.LayerStore)
     table.register("paged_attention", "cpu", "reference", reference.LayerAttention)
+    for device in gpu.devices():
+        for isa, (store, attend) in gpu.implementations().items():
+            table.register("reshape_and_cache", device, isa, store)
+            table.register("paged_attention", device, isa, attend)
     return table
 
 
 def available_isas() -> tuple[str, ...]:
-    """Instruction sets usable on this CPU, fastest first; "reference" comes last."""
-    return _table().isas("cpu")
+    """Instruction sets usable on this CPU, fastest first; "reference" comes last.
+
+    Triton's interpreter is none of them; ask for it by name.
+    """
+    return tuple(isa for isa in _table().isas("cpu") if isa != gpu.ISA)
+
+
+def compiled_isas() -> tuple[str, ...]:
+    """Instruction sets in this build, whether this CPU has them or not."""
+    return cpu.compiled_isas()
 
 
 @cache
 def current_isa() -> str:
-    """The instruction set in use: the fastest, or what POLYKV_CPU_ISA names.
+    """The instruction set in use on CPUs: the fastest, or what POLYKV_CPU_ISA names.
 
     Raises:
         ValueError: POLYKV_CPU_ISA names one that this CPU or build does not have.
@@ -50,28 +62,35 @@ def current_isa() -> str:
     forced = os.environ.get(ISA_VARIABLE)
     if not forced:
         return available[0]
-    if forced not in available:
+    if forced not in _table().isas("cpu"):
+        known = forced in compiled_isas()
+        why = "this CPU does not have it" if known else "this build has no such kernels"
         raise ValueError(
-            f"{ISA_VARIABLE}={forced}: not available here; available: "
-            f"{', '.join(available)}"
+            f"{ISA_VARIABLE}={forced}: {why}; available: {', '.join(available)}"
         )
     return forced
 
 
 def _entry(
-    op: str, fmt: FormatSpec, isa: str | None, rows: torch.Tensor | None = None
+    op: str,
+    fmt: FormatSpec,
+    isa: str | None,
+    device: str,
+    rows: torch.Tensor | None = None,
 ) -> Entry:
-    """Return what makes the op for one layer; of `rows`, if given, on their device."""
-    device, case = "cpu", f" of {fmt.name}"
+    """Return what makes the op for one layer."""
+    case = f" of {fmt.name}"
     if rows is not None:
-        device, case = rows.device.type, f"{case} with head size {rows.shape[-1]}"
-    return _table().require(op, device, isa or current_isa(), case)
+        case = f"{case} with head size {rows.shape[-1]}"
+    isa = isa or (gpu.ISA if device == "cuda" else current_isa())
+    return _table().require(op, device, isa, case)
 
 
 def layer_store(
     fmt: FormatSpec,
     *,
     key_transform: KeyTransform | None = None,
+    device: str = "cpu",
     isa: str | None = None,
     num_threads: int = 0,
 ) -> LayerStore:
@@ -84,14 +103,15 @@ def layer_store(
         fmt: The cache's format.
         key_transform: What keys go through before they are quantized, and queries
             before they meet them; None for nothing. The same for store and attention.
-        isa: Instruction set; the default is `current_isa()`.
+        device: Type of the device of the tensors.
+        isa: Instruction set; the default is `current_isa()`, on GPUs "triton".
         num_threads: OpenMP threads; 0 is the process's default.
 
     Raises:
-        NotImplementedError: No implementation for this instruction set.
+        NotImplementedError: No implementation for this device and instruction set.
 
     """
-    make = _entry("reshape_and_cache", fmt, isa)
+    make = _entry("reshape_and_cache", fmt, isa, device)
     return cast(LayerStore, make(fmt, num_threads, key_transform))
 
 
@@ -103,6 +123,7 @@ def layer_attention(
     key_transform: KeyTransform | None = None,
     logits: LogitTerms | None = None,
     fast: bool = False,
+    device: str = "cpu",
     isa: str | None = None,
     num_threads: int = 0,
 ) -> LayerAttention:
@@ -112,7 +133,7 @@ def layer_attention(
     another form. Call it with `(query, kv_cache, output, batch)`, batch being an
     `AttentionBatch`, one for all layers. Arguments as in `paged_attention`.
     """
-    make = _entry("paged_attention", fmt, isa)
+    make = _entry("paged_attention", fmt, isa, device)
     layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
     return cast(LayerAttention, layer)
 
@@ -148,7 +169,7 @@ def reshape_and_cache(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    make = _entry("reshape_and_cache", fmt, isa, key)
+    make = _entry("reshape_and_cache", fmt, isa, key.device.type, key)
     make(fmt, num_threads, key_transform)(key, value, kv_cache, slot_mapping)
 
 
@@ -202,7 +223,7 @@ def paged_attention(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
-    make = _entry("paged_attention", fmt, isa, query)
+    make = _entry("paged_attention", fmt, isa, query.device.type, query)
     batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest)
     layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
     layer(query, kv_cache, output, batch)

@@ -16,6 +16,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 )
 from vllm.v1.request import Request
 
+from polykv_vllm.pool.disk.connector import PolyKVPoolConnector
 from polykv_vllm.pool.duplicates import fold_duplicates
 from polykv_vllm.pool.leader import Leader, Share, Wait, find_wait, num_usable
 
@@ -212,11 +213,12 @@ class SingleCopyScheduler(Scheduler):
         """Whether a request's blocks may be exchanged while it runs.
 
         Not while steps are in flight, not under a connector that knows the blocks by
-        number, not with a draft model whose last entry of a block depends on the
-        next one, and not with the model runner V2, which has no way to be told.
+        number (ours asks for them in every step), not with a draft model whose last
+        entry of a block depends on the next one, and not with the model runner V2,
+        which has no way to be told.
         """
         return (
-            self.connector is None
+            (self.connector is None or isinstance(self.connector, PolyKVPoolConnector))
             and not self.use_eagle
             and not self.use_v2_model_runner
             and self.vllm_config.max_concurrent_batches == 1

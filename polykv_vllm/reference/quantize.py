@@ -11,9 +11,14 @@ from typing import NamedTuple
 
 import torch
 
-from polykv_vllm.formats import CODEBOOKS, FormatSpec
+from polykv_vllm.formats import CODEBOOKS, FormatSpec, power_blocks
 from polykv_vllm.reference.lowbit import Affine, Codes
-from polykv_vllm.reference.rotation import fwht, power_of_two, rotate, rotate_any
+from polykv_vllm.reference.rotation import (
+    power_of_two,
+    rotate,
+    rotate_any,
+    rotate_unnormalized,
+)
 
 
 class Quantized(NamedTuple):
@@ -54,12 +59,25 @@ def quantize_symmetric(rows: torch.Tensor, max_code: int) -> Quantized:
     return Quantized(codes.int(), scale)
 
 
-def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
-    # Halves added to halves: the order in which the kernels reduce.
-    while rows.shape[-1] > 1:
+_LANES = 16
+
+
+def _halve(rows: torch.Tensor, width: int) -> torch.Tensor:
+    while rows.shape[-1] > width:
         half = rows.shape[-1] // 2
         rows = rows[..., :half] + rows[..., half:]
-    return rows[..., 0]
+    return rows
+
+
+def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
+    # The order in which the kernels reduce: halves added to halves, in each block of
+    # the rotation down to a vector's lanes; then the blocks, the last two first.
+    *earlier, total = [
+        _halve(block, _LANES) for block in rows.split(power_blocks(rows.shape[-1]), -1)
+    ]
+    for block in reversed(earlier):
+        total = block + total
+    return _halve(total, 1)[..., 0]
 
 
 def quantize_rotated(rows: torch.Tensor, bits: int, rotated: bool = True) -> Quantized:
@@ -83,7 +101,7 @@ def quantize_rotated(rows: torch.Tensor, bits: int, rotated: bool = True) -> Qua
     y = rows * power_of_two(255 - exponent).unsqueeze(-1)
     gain = 1  # of the unnormalised transform, in the square of a row's norm
     if rotated:
-        y, gain = fwht(y), head_dim
+        y, gain = rotate_unnormalized(y), power_blocks(head_dim)[0]
     norm2 = _tree_sum(y * y)
     rms = torch.sqrt(norm2 / head_dim).unsqueeze(-1)
     boundaries = torch.tensor(book.boundaries, dtype=torch.float32)

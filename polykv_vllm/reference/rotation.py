@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walsh-Hadamard transform in natural (Sylvester) order."""
+"""Walsh-Hadamard transform in natural (Sylvester) order, and rotations made of it."""
 
 import torch
+
+from polykv_vllm.formats import power_blocks
 
 
 def fwht(rows: torch.Tensor) -> torch.Tensor:
@@ -27,9 +29,25 @@ def fwht(rows: torch.Tensor) -> torch.Tensor:
 
 
 def rotate(rows: torch.Tensor) -> torch.Tensor:
-    """Multiply each row by the orthonormal Hadamard matrix (its own inverse)."""
+    """Multiply each row by an orthonormal matrix that is its own inverse.
+
+    It is the Hadamard matrix, or where head_dim is no power of two one after the other
+    for each of its `power_blocks`.
+    """
+    blocks = rows.split(power_blocks(rows.shape[-1]), -1)
     # A product, as the kernels have it: the same bits.
-    return fwht(rows) * rows.shape[-1] ** -0.5
+    return torch.cat([fwht(block) * block.shape[-1] ** -0.5 for block in blocks], -1)
+
+
+def rotate_unnormalized(rows: torch.Tensor) -> torch.Tensor:
+    """Return `rotate` times the square root of the widest block."""
+    sizes = power_blocks(rows.shape[-1])
+    parts = []
+    for block, size in zip(rows.split(sizes, -1), sizes, strict=True):
+        turned = fwht(block)
+        ratio = sizes[0] // size
+        parts.append(turned if ratio == 1 else turned * ratio**0.5)
+    return torch.cat(parts, -1)
 
 
 def rotate_any(rows: torch.Tensor) -> torch.Tensor:

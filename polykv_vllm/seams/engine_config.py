@@ -33,13 +33,22 @@ def _check(original: Callable[..., Any]) -> Callable[..., Any]:
         from polykv_vllm.seams.registry import require
 
         require()
+        from polykv_vllm.pool.selection import (
+            check_layers,
+            check_prefixes,
+            choose_connector,
+            select_scheduler,
+        )
+
+        choose_connector(self)
+        check_prefixes(self.additional_config)
         vllm_config = original(self, *args, **kwargs)
         from polykv_vllm.attention.validate import prepare_vllm_config
         from polykv_vllm.config import parse_options
         from polykv_vllm.metrics import serving
-        from polykv_vllm.pool.selection import select_scheduler
 
         prepare_vllm_config(vllm_config)
+        check_layers(vllm_config)
         select_scheduler(vllm_config, parse_options(vllm_config.additional_config))
         # Before the engine's processes start: they inherit where to write.
         serving.start(vllm_config)

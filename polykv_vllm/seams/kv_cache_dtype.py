@@ -7,6 +7,7 @@ imported the `Literal` by value, and pydantic inlines the schema of one config c
 into those that contain it: all of these are brought up to date.
 """
 
+import ast
 import dataclasses
 import sys
 import typing
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from polykv_vllm.formats import CACHE_DTYPES
-from polykv_vllm.seams import probe
+from polykv_vllm.seams import probe, source
 from polykv_vllm.seams.seam import Seam
 
 _MODULE = "vllm.config.cache"
@@ -26,6 +27,8 @@ _FIELDS = (
     ("vllm.config.speculative", "SpeculativeConfig", "kv_cache_dtype"),
 )
 _CONTAINER = "vllm.config.vllm:VllmConfig"
+_TABLE = ("vllm.utils.torch_utils", "STR_DTYPE_TO_TORCH_DTYPE")
+_added: set[str] = set()  # by this process
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,57 @@ class ExtendCacheDtype:
         """Whether the Literal has our names."""
         return set(self.names) <= set(typing.get_args(self._literal()))
 
+    def is_present(self) -> bool:
+        """Whether it has them without having been given them."""
+        return self.is_installed() and not _added
+
+    def edits(self, tree: source.SourceTree) -> dict[str, str]:
+        """Add our names to the Literal and to the table of torch dtypes."""
+        from polykv_vllm.seams.patches import insert
+
+        edited = {}
+        values = "".join(f'    "{name}",\n' for name in self.names)
+        entries = "".join(f'    "{name}": torch.uint8,\n' for name in self.names)
+        for (module, name), lines in (((_MODULE, _NAME), values), (_TABLE, entries)):
+            text, parsed = tree.read(module)
+            edited[module] = insert(text, {_value(parsed, name).end_lineno or 1: lines})
+        return edited
+
+    def fingerprint_in(self, tree: source.SourceTree) -> str:
+        """Describe where the Literal is used, from the source."""
+        literal = _value(tree.read(_MODULE)[1], _NAME)
+        if not ast.unparse(literal).startswith("Literal['auto'"):
+            raise LookupError(f"{_MODULE}.{_NAME} is not the expected Literal")
+        found = []
+        for module, cls, name in _FIELDS:
+            _, definition = tree.find(f"{module}:{cls}")
+            (hint,) = [
+                ast.unparse(node.annotation)
+                for node in definition.body
+                if isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.target.id == name
+            ] or [f"no field {name}"]
+            kinds = {_NAME: "", f"{_NAME} | None": "|None"}
+            if hint not in kinds:
+                raise LookupError(f"{module}.{cls}.{name} has the type {hint}")
+            found.append(f"{cls}.{name}{kinds[hint]}")
+        return " ".join(found)
+
     def install(self) -> None:
         """Add our names, once."""
         import torch
 
         if not self.is_installed():
             values = typing.get_args(self._literal())
+            _added.update(self.names)
             self._rebind((*values, *self.names))
             self._dtype_table().update(dict.fromkeys(self.names, torch.uint8))
 
     def uninstall(self) -> None:
         """Take our names away."""
-        if self.is_installed():
+        if self.is_installed() and not self.is_present():
+            _added.clear()
             values = typing.get_args(self._literal())
             self._rebind(tuple(v for v in values if v not in self.names))
             for name in self.names:
@@ -98,6 +140,20 @@ class ExtendCacheDtype:
         from vllm.utils.torch_utils import STR_DTYPE_TO_TORCH_DTYPE
 
         return STR_DTYPE_TO_TORCH_DTYPE
+
+
+def _value(module: ast.Module, name: str) -> ast.expr:
+    """Return what a module's global is assigned."""
+    for node in module.body:
+        if isinstance(node, ast.AnnAssign):
+            targets: list[ast.expr] = [node.target]
+        elif isinstance(node, ast.Assign):
+            targets = node.targets
+        else:
+            continue
+        if node.value is not None and name in map(ast.unparse, targets):
+            return node.value
+    raise LookupError(f"{name} is not assigned")
 
 
 def _forget_command_line() -> None:

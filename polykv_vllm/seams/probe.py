@@ -11,7 +11,7 @@ import tokenize
 from types import ModuleType
 from typing import Any
 
-_LAYOUT_TOKENS = {
+LAYOUT_TOKENS = {
     tokenize.COMMENT,
     tokenize.NL,
     tokenize.NEWLINE,
@@ -61,7 +61,7 @@ def fingerprint(attribute: Any) -> str:
     """
     source = inspect.getsource(function_of(attribute))
     tokens = tokenize.generate_tokens(io.StringIO(textwrap.dedent(source)).readline)
-    words = (token.string for token in tokens if token.type not in _LAYOUT_TOKENS)
+    words = (token.string for token in tokens if token.type not in LAYOUT_TOKENS)
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:16]
 
 

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from polykv_vllm.errors import SeamError
 from polykv_vllm.seams import (
     attention_backend,
+    cache_salt,
     engine_config,
     key_treatment,
     kv_cache_dtype,
+    layer_cache_dtype,
     metrics_registry,
+    pool_requests,
+    pool_reset,
+    prefix_pool,
     scheduler,
 )
 from polykv_vllm.seams.seam import Seam, SeamState
@@ -26,9 +31,14 @@ GUARD = engine_config.SEAM
 SEAMS: tuple[Seam, ...] = (
     kv_cache_dtype.SEAM,
     attention_backend.SEAM,
+    layer_cache_dtype.SEAM,
     key_treatment.SEAM,
     metrics_registry.SEAM,
     scheduler.SEAM,
+    prefix_pool.SEAM,
+    pool_requests.SEAM,
+    pool_reset.SEAM,
+    cache_salt.SEAM,
     GUARD,
 )
 

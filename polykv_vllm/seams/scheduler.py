@@ -10,7 +10,7 @@ import inspect
 from dataclasses import dataclass
 
 from polykv_vllm.pool import selection
-from polykv_vllm.seams import probe
+from polykv_vllm.seams import probe, source
 from polykv_vllm.seams.seam import Seam
 
 _TARGET = "vllm.v1.core.sched.scheduler:Scheduler"
@@ -38,6 +38,19 @@ class Subclass:
     def is_installed(self) -> bool:
         """Whether `select_scheduler` may choose the subclass."""
         return self.scheduler in selection.eligible
+
+    def is_present(self) -> bool:
+        """Nothing of vLLM is replaced, so there is nothing to patch."""
+        return False
+
+    def edits(self, tree: source.SourceTree) -> dict[str, str]:
+        """See `is_present`."""
+        return {}
+
+    def fingerprint_in(self, tree: source.SourceTree) -> str:
+        """Describe the methods that the subclass extends, from the source."""
+        found = (tree.find(f"{self.target}.{name}") for name in self.extended)
+        return " ".join(source.fingerprint(*parts) for parts in found)
 
     def install(self) -> None:
         """Let `select_scheduler` choose the subclass."""

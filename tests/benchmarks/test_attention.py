@@ -2,7 +2,10 @@
 """The attention benchmark checks before it times, and its quick mode works."""
 
 import json
+import platform
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 pytest.importorskip("vllm")
 
-from benchmarks import attention
+from benchmarks import _vllm_library, attention
 from benchmarks._cases import Case, Shape
 from polykv_vllm import ops
 from polykv_vllm.formats import CACHE_DTYPES, get_format
@@ -94,7 +97,44 @@ def test_every_format_passes_the_refcheck(name: str) -> None:
         ["--shape", "9/2/64"],
         ["--cpu-time", "--threads=2"],
         ["--isa=x"],
+        ["--vllm-library=mmx"],
     ],
 )
 def test_bad_options_are_usage_errors(arguments: list[str]) -> None:
     assert run("--quick", *arguments).exit_code == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="libraries for x86-64")
+def test_beside_another_library_of_vllm(tmp_path: Path) -> None:
+    """In a process of its own: this one may hold vLLM's usual kernels."""
+    if "avx2" not in ops.available_isas():
+        pytest.skip("this CPU has no AVX2")
+    path = tmp_path / "avx2.json"
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.attention",
+        *_QUICK,
+        "--json",
+        str(path),
+    ]
+    done = subprocess.run(
+        [*command, "--vllm-library", "avx2"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(path.read_text())
+    assert record["vllm_library"] == "avx2"
+    for each in record["results"]:
+        assert not each["failed"]
+        arms = {
+            name.removesuffix(" fast").removesuffix(" unshared")
+            for name in each["timings"]
+        }
+        assert arms == {"polykv avx2", "vLLM AVX2"}
+
+
+def test_a_library_comes_before_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm._custom_ops", sys)
+    with pytest.raises(RuntimeError, match="already loaded"):
+        _vllm_library.take("avx2")

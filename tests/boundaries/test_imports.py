@@ -59,6 +59,18 @@ def test_the_policy_of_the_pool_is_pure_python(module: str) -> None:
     assert ours == {"pool"}
 
 
+PURE_DISK = ["fields", "identity", "content", "blockfile", "directory", "store"]
+PURE_POOL = [*(f"disk.{name}" for name in [*PURE_DISK, "writer", "weights"]), "pins"]
+
+
+@pytest.mark.parametrize("module", [*PURE_POOL, "options", "http.spec"])
+def test_what_the_pool_keeps_can_be_looked_at_without_an_engine(module: str) -> None:
+    loaded = loaded_by(f"polykv_vllm.pool.{module}")
+    assert not {"torch", "vllm", "numpy"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours <= {"pool", "errors"}
+
+
 LOWER = modules_below("reference", "keys", "ops", "kernels")
 
 
@@ -83,8 +95,15 @@ def test_transformers_layers_know_no_vllm() -> None:
     assert "transformers" in loaded
     assert "vllm" not in loaded
     ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
-    lower = {"formats", "reference", "keys", "ops", "support", "errors"}
-    assert ours <= {"hf", *lower}
+    lower = {"formats", "reference", "keys", "ops", "errors"}
+    assert ours <= {"hf", "support", "architectures", *lower}
+
+
+def test_what_is_served_is_said_without_torch() -> None:
+    loaded = loaded_by("polykv_vllm.support")
+    assert not {"torch", "vllm", "transformers"} & loaded
+    ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
+    assert ours == {"formats", "support", "architectures"}
 
 
 def test_keys_know_neither_vllm_nor_transformers() -> None:

@@ -56,6 +56,20 @@ def test_other_format(check: Any) -> None:
     assert f"{30 * 3 * 132:,}" in result.output
 
 
+def test_linear_attention_layers_are_mentioned(check: Any) -> None:
+    hybrid = {
+        **LLAMA,
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "head_dim": 64,
+        "layer_types": [*["linear_attention"] * 29, "full_attention"],
+    }
+    result = check(hybrid)
+    assert result.exit_code == 0, result.output
+    assert "1 layers" in result.output
+    assert "29 linear-attention layers keep states" in result.output
+
+
 def test_sliding_window_layers_are_mentioned(check: Any) -> None:
     result = check(GEMMA)
     assert result.exit_code == 0, result.output

@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from polykv_vllm.cli import info
-from polykv_vllm.formats import FORMATS, SUPPORTED_HEAD_DIMS
+from polykv_vllm.cli.info import SHOWN_HEAD_DIMS
+from polykv_vllm.formats import FORMATS
 
 
 def _printed(width: int = 100) -> str:
@@ -20,7 +21,7 @@ def test_shows_bytes_and_ratio_of_every_format() -> None:
     for name, spec in FORMATS.items():
         assert cells[name] == [
             [str(spec.slot_bytes(d)), f"{spec.compression_ratio(d):.2f}x"]
-            for d in SUPPORTED_HEAD_DIMS
+            for d in SHOWN_HEAD_DIMS
         ]
 
 
@@ -32,6 +33,16 @@ def test_names_the_kernels_and_the_seams() -> None:
     assert f"{ops.current_isa()} in use" in text
     for row in registry.report():
         assert row.seam.name in text
+
+
+def test_a_forced_set_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    from polykv_vllm import ops
+
+    monkeypatch.setenv("POLYKV_CPU_ISA", "mmx")
+    ops.current_isa.cache_clear()
+    text = _printed(width=200)
+    ops.current_isa.cache_clear()
+    assert "not usable: POLYKV_CPU_ISA=mmx: this build has no such kernels" in text
 
 
 def test_names_the_key_treatments() -> None:

@@ -44,7 +44,7 @@ def test_prefill_and_continuation(fmt: FormatSpec, head_dim: int) -> None:
     assert worst_ratio(batch, batch.run(FASTEST)) <= 1
 
 
-GROUPS = (1, 2, 3, 4, 7, 8, 16)
+GROUPS = (1, 2, 3, 4, 5, 7, 8, 16)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,10 @@ GROUPS = (1, 2, 3, 4, 7, 8, 16)
 def test_heads_and_groups(
     group: int, kv_heads: int, fmt: FormatSpec, head_dim: int
 ) -> None:
-    """A mixed batch: decode, prefill, an idle request, continuation, two decodes."""
+    """Cases 8 (14 heads on 2) and 14: all groups, on 1, 2 and 3 KV heads.
+
+    A mixed batch: decode, prefill, an idle request, continuation, two decodes.
+    """
     requests = [(1, 130), (23, 23), (0, 0), (5, 70), (1, 1), (1, 17)]
     batch = make_batch(fmt, requests, head_dim=head_dim, kv_heads=kv_heads, group=group)
     assert worst_ratio(batch, batch.run(FASTEST)) <= 1
@@ -80,6 +83,7 @@ def test_dtypes_and_block_sizes(
 @NAMED
 @pytest.mark.parametrize("window", [1, 2, 16, 100, 128, 500, 512, 700])
 def test_sliding_windows(fmt: FormatSpec, window: int) -> None:
+    """Case 6: parts that a window hides as a whole are empty, and neutral."""
     requests = [(1, 30), (1, 640), (70, 70), (40, 600), (1, 513)]
     batch = make_batch(fmt, requests, window=window)
     assert worst_ratio(batch, batch.run(FASTEST)) <= 1
@@ -101,6 +105,8 @@ def test_every_implementation(isa: str, fmt: FormatSpec, head_dim: int) -> None:
 def test_values_come_out_exactly(isa: str, fmt: FormatSpec, head_dim: int) -> None:
     """A window of one token makes attention the identity: it unpacks the values.
 
+    Case 2: every element of a row, the last one of D = 80 or 112 too.
+
     The only weight is 1, its probability 65535 of 65535; what remains is fp32
     rounding in a dozen operations and log2(D) additions.
     """
@@ -113,18 +119,22 @@ def test_values_come_out_exactly(isa: str, fmt: FormatSpec, head_dim: int) -> No
 @pytest.mark.parametrize("isa", CPP_ISAS)
 @pytest.mark.parametrize("fmt", ["polykv_k8v3", "polykv_k8v8"])
 def test_integer_sums_do_not_overflow(isa: str, fmt: str) -> None:
-    """D = 256 and every product at its largest, with the same sign.
+    """D = 512 and every product at its largest, with the same sign.
 
-    255 * 127 * 256 * 257 = 2.13e9 for the scores, 65535 * 127 * 128 for the values.
+    A score is the sum of D products of a key code (-127..127; the bytes are biased by
+    128) and a query code (up to 32639): 127 * 32639 * 512 = 2.122e9 < 2^31. With the
+    bias still in it a sum may wrap around; taking 128 * sum of the query's codes =
+    2.139e9 away, modulo 2^32, brings it back. Sums of values are 65535 * 127 * 128 =
+    1.07e9 at any D.
     """
     for sign in itertools.product((1.0, -1.0), repeat=2):
         batch = make_batch(
             FORMATS[fmt],
             [(1, 256)],
-            head_dim=256,
+            head_dim=512,
             kv_heads=1,
-            key=torch.full((256, 1, 256), sign[0]),
-            value=torch.full((256, 1, 256), 3.0),
+            key=torch.full((256, 1, 512), sign[0]),
+            value=torch.full((256, 1, 512), 3.0),
         )
         batch.query.fill_(sign[1])
         assert worst_ratio(batch, batch.run(isa)) <= 1

@@ -34,6 +34,12 @@ def test_offsets_are_equal(fmt, head_dim: int, block_size: int) -> None:
     ]
 
 
+def test_head_dims_are_equal() -> None:
+    out = (ct.c_int32 * 64)()
+    count = load_library().polykv_head_dims(out)
+    assert tuple(out[:count]) == SUPPORTED_HEAD_DIMS
+
+
 @pytest.mark.parametrize("bits", CODEBOOKS)
 def test_codebooks_are_equal(bits: int) -> None:
     levels = (ct.c_int8 * 16)()

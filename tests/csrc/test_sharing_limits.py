@@ -59,6 +59,7 @@ def overwrite(batch: Batch, blocks: torch.Tensor, value: float, part: str) -> No
 def test_poison_stays_with_its_readers(
     isa: str, part: str, poison: float, request_: int, block: int, victims: set[int]
 ) -> None:
+    """Case 5: also where rows of several requests are computed together."""
     batch = make_forest_batch(make_tables(NODES, READERS, 32), FMT, 32)
     forest = batch.forest()
     clean = batch.run(isa)

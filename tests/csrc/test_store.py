@@ -56,6 +56,7 @@ def assert_equal_bytes(
 def test_bytes_equal_the_reference(
     isa: str, fmt: FormatSpec, head_dim: int, dtype: torch.dtype
 ) -> None:
+    """Case 2: every byte of every token, at head sizes of all kinds."""
     key, value = torch.randn(2, 37, 2, head_dim).to(dtype)
     slots = torch.randperm(64)[:37]
     assert_equal_bytes(isa, fmt, key, value, slots, block_size=32)
@@ -110,7 +111,7 @@ def test_int32_slot_mapping(isa: str) -> None:
 @settings(max_examples=40)
 @given(st.data(), st.sampled_from(FORMAT_LIST), st.sampled_from(SUPPORTED_HEAD_DIMS))
 def test_extreme_rows(data: st.DataObject, fmt: FormatSpec, head_dim: int) -> None:
-    """Norms from subnormal to bf16's maximum, infs and NaNs: same bytes everywhere."""
+    """Case 3: norms from subnormal to bf16's maximum, infs and NaNs: same bytes."""
     row = maybe_poisoned(head_dim)
     key, value = (
         torch.stack(data.draw(st.lists(row, min_size=4, max_size=4))).view(4, 1, -1)
@@ -139,6 +140,7 @@ def test_extreme_rows(data: st.DataObject, fmt: FormatSpec, head_dim: int) -> No
 def test_poisoned_token_has_two_nan_scales(
     isa: str, fmt: FormatSpec, poison: float, part: int
 ) -> None:
+    """Case 5: the token's own, and no other's."""
     rows = torch.randn(2, 3, 2, 128)
     rows[part, 1, 0, 127] = poison
     cache = new_cache(fmt, 128, 16, 1, 2)

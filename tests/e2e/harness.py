@@ -64,10 +64,13 @@ class Engine:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         return list(self.llm.generate(inputs, params, use_tqdm=False))
 
-    def score(self, prompt: list[int], read_cache: bool = False) -> "Score":
-        """Log-probability of each prompt token, and of one more, given the earlier."""
+    def score(
+        self, prompt: list[int], read_cache: bool = False, max_tokens: int = 1
+    ) -> "Score":
+        """Log-probability of each prompt token, and of new ones, given the earlier."""
         (output,) = self.generate(
             [prompt],
+            max_tokens=max_tokens,
             logprobs=0,
             prompt_logprobs=0,
             skip_reading_prefix_cache=not read_cache,
@@ -80,19 +83,20 @@ class Engine:
             float(entry[token].logprob)
             for token, entry in zip(tokens, entries, strict=True)
         ]
-        return Score(output.num_cached_tokens, scores)
+        return Score(output.num_cached_tokens, scores, tokens)
 
-    def replay_difference(self, prompt: list[int]) -> float:
+    def replay_difference(self, prompt: list[int], max_tokens: int = 1) -> float:
         """Largest difference of the scores between the kernels and the reference.
 
         Both attend to the same cached bytes; see `worker_extension`.
         """
         self.call("polykv_record")
-        kernel = self.score(prompt)
+        kernel = self.score(prompt, max_tokens=max_tokens)
         self.call("polykv_replay")
-        reference = self.score(prompt)
+        reference = self.score(prompt, max_tokens=max_tokens)
         assert self.call("polykv_stop") > 0, "no layer used a polykv cache"
-        assert len(kernel.logprobs) == len(reference.logprobs) == len(prompt)
+        assert kernel.tokens == reference.tokens, "another token was generated"
+        assert len(kernel.logprobs) == len(prompt) + max_tokens - 1
         return kernel.max_difference(reference)
 
     def call(self, method: str, *args: Any) -> Any:
@@ -117,16 +121,27 @@ def replay_tolerance(unit: float, num_layers: int) -> float:
 class Score:
     """Log-probabilities of the tokens that a request computed itself."""
 
-    def __init__(self, num_cached_tokens: int, logprobs: list[float]):
+    def __init__(
+        self, num_cached_tokens: int, logprobs: list[float], tokens: list[int]
+    ):
         self.num_cached_tokens = num_cached_tokens
         self.logprobs = logprobs
+        self.tokens = tokens
 
     def mean(self) -> float:
         return sum(self.logprobs) / len(self.logprobs)
 
     def max_difference(self, other: "Score") -> float:
         """Largest difference over the tokens that both computed; at least one."""
+        return max(self._differences(other))
+
+    def mean_difference(self, other: "Score") -> float:
+        """Mean absolute difference over the tokens that both computed."""
+        differences = self._differences(other)
+        return sum(differences) / len(differences)
+
+    def _differences(self, other: "Score") -> list[float]:
         count = min(len(self.logprobs), len(other.logprobs))
         assert count > 0
         pairs = zip(self.logprobs[-count:], other.logprobs[-count:], strict=True)
-        return max(abs(a - b) for a, b in pairs)
+        return [abs(a - b) for a, b in pairs]

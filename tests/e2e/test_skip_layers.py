@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--kv-cache-dtype-skip-layers`: some layers keep vLLM's own cache and backend."""
+"""Case 11, `--kv-cache-dtype-skip-layers`: some layers keep vLLM's own cache."""
 
 from pathlib import Path
 

@@ -82,6 +82,7 @@ def test_hit_equals_miss(engine: Engine, length: int) -> None:
 
 
 def test_prefill_in_40_chunks_takes_no_memory(engine: Engine) -> None:
+    """Case 20: nothing is allocated that grows with the context."""
     tokens = engine.tokenize(TEXT)
     prompt = (tokens * 3)[: 40 * CHUNK_TOKENS]
     assert len(prompt) == 40 * CHUNK_TOKENS

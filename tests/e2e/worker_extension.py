@@ -76,21 +76,14 @@ class TestExtension:
 
     def polykv_attention_layers(self) -> dict[str, str]:
         """Implementation class of each attention layer."""
-        layers = self.compilation_config.static_forward_context  # type: ignore
-        return {
-            name: type(layer.impl).__name__
-            for name, layer in layers.items()
-            if hasattr(layer, "impl")
-        }
+        return {name: type(impl).__name__ for name, impl in self._named_impls()}
 
     def polykv_key_transforms(self) -> dict[str, tuple[str, Any]]:
         """Treatment and scales of each layer with one of our caches."""
-        layers = self.compilation_config.static_forward_context  # type: ignore
         return {
-            name: (transform.treatment, _plain(transform)["scales"])
-            for name, layer in layers.items()
-            if (impl := getattr(layer, "impl", None)) is not None
-            if (transform := getattr(impl, "key_transform", None)) is not None
+            name: (impl.key_transform.treatment, _plain(impl.key_transform)["scales"])
+            for name, impl in self._named_impls()
+            if getattr(impl, "key_transform", None) is not None
         }
 
     def polykv_calibrations(self) -> list[str]:
@@ -103,17 +96,40 @@ class TestExtension:
 
         modules = dict(self.get_model().named_modules())  # type: ignore
         dtype = self.model_config.dtype  # type: ignore
-        layers = self.compilation_config.static_forward_context  # type: ignore
         return {
-            name: _plain(read_key_projection(modules, name, layer.impl, dtype))
-            for name, layer in layers.items()
-            if hasattr(getattr(layer, "impl", None), "key_transform")
+            name: _plain(read_key_projection(modules, name, impl, dtype))
+            for name, impl in self._named_impls()
+            if hasattr(impl, "key_transform")
         }
 
     def polykv_cache_shapes(self) -> dict[str, list[int]]:
         """Shape of each layer's cache."""
         layers = self.compilation_config.static_forward_context  # type: ignore
         return {name: list(layer.kv_cache.shape) for name, layer in layers.items()}
+
+    def polykv_layers(self) -> list[dict[str, Any]]:
+        """What each attention layer is, and the bytes of its cache."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        return [
+            {
+                "name": name,
+                "impl": type(layer.impl).__name__,
+                "num_heads": layer.impl.num_heads,
+                "num_kv_heads": layer.impl.num_kv_heads,
+                "head_size": layer.impl.head_size,
+                "sliding_window": max(layer.impl.sliding_window, 0),
+                "treatment": layer.impl.key_transform.treatment,
+                "cache_bytes": layer.kv_cache.nbytes,
+            }
+            for name, layer in layers.items()
+            if hasattr(layer, "impl")
+        ]
+
+    def polykv_cache_storages(self) -> list[list[int]]:
+        """Address and bytes of the memory behind each layer's cache."""
+        layers = self.compilation_config.static_forward_context  # type: ignore
+        storages = [layer.kv_cache.untyped_storage() for layer in layers.values()]
+        return [[storage.data_ptr(), storage.nbytes()] for storage in storages]
 
     def polykv_touch_cache(self) -> None:
         """Write to every cache page, so that using it later takes no new memory."""
@@ -128,11 +144,15 @@ class TestExtension:
         assert match
         return int(match[1])
 
-    def _impls(self) -> list[Any]:
-        """Return the layers with one of our caches, in the order they run."""
+    def _named_impls(self) -> list[tuple[str, Any]]:
+        """Return the attention layers' implementations; other layers have none."""
         layers = self.compilation_config.static_forward_context  # type: ignore
-        impls = [getattr(layer, "impl", None) for layer in layers.values()]
-        return [impl for impl in impls if hasattr(impl, "_store")]
+        found = [(name, getattr(layer, "impl", None)) for name, layer in layers.items()]
+        return [(name, impl) for name, impl in found if impl is not None]
+
+    def _impls(self) -> list[Any]:
+        """Return those with one of our caches, in the order they run."""
+        return [impl for _, impl in self._named_impls() if hasattr(impl, "_store")]
 
     def _replace(self, impl: Any, **members: Any) -> None:
         """Set members of a layer until `_restore`."""

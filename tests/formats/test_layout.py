@@ -7,7 +7,7 @@ import pytest
 
 from polykv_vllm.formats import FORMATS, SUPPORTED_HEAD_DIMS, FormatSpec, TileLayout
 
-SHAPES = [(64, 16), (64, 48), (128, 32), (256, 16)]
+SHAPES = [(64, 16), (64, 48), (128, 32)] + [(d, 16) for d in SUPPORTED_HEAD_DIMS]
 
 
 def places(layout: TileLayout) -> dict[int, list[tuple[int, int]]]:
@@ -109,5 +109,5 @@ def test_bad_block_size_is_named(block_size: int) -> None:
 
 
 def test_bad_head_dim_is_named() -> None:
-    with pytest.raises(ValueError, match=r"head size 96.*64, 128, 256"):
-        TileLayout(FORMATS["polykv_k8v3"], 96, 32)
+    with pytest.raises(ValueError, match=r"head size 48.*64, 80, 96, 112, 128"):
+        TileLayout(FORMATS["polykv_k8v3"], 48, 32)

@@ -30,7 +30,7 @@ def test_each_part_counts() -> None:
     found.add(format_identity(FMT, 64, 32, KeyTransform(), "a" * 64))
     found.add(format_identity(FMT, 64, 32, KeyTransform(), "b" * 64))
     # The untreated k8v3 is in both sets.
-    assert len(found) == len(FORMATS) + len(transforms()) - 1 + 3
+    assert len(found) == len(FORMATS) + len(transforms()) - 1 + 5
 
 
 def test_the_layout_counts(monkeypatch: pytest.MonkeyPatch) -> None:

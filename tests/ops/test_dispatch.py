@@ -4,12 +4,15 @@
 import os
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
 
 from polykv_vllm import ops
+from polykv_vllm.config import PolyKVConfig
 from polykv_vllm.formats import FORMATS
+from polykv_vllm.ops import dispatch
 
 FMT = FORMATS["polykv_k8v3"]
 
@@ -43,6 +46,23 @@ def test_forcing_what_is_missing_names_what_exists() -> None:
     error = result.stderr.strip().splitlines()[-1]
     for word in ("ValueError", "POLYKV_CPU_ISA=avx1024", *ops.available_isas()):
         assert word in error
+    assert "this build has no such kernels" in error
+
+
+def test_forcing_what_the_cpu_lacks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.cpu, "compiled_isas", lambda: ("sve", "scalar"))
+    monkeypatch.setenv("POLYKV_CPU_ISA", "sve")
+    dispatch.current_isa.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="sve: this CPU does not have it; avail"):
+            dispatch.current_isa()
+    finally:
+        dispatch.current_isa.cache_clear()
+
+
+def test_every_compiled_set_can_be_named_in_the_options() -> None:
+    names = get_args(PolyKVConfig.model_fields["isa"].annotation)
+    assert {"auto", "reference", *ops.compiled_isas()} <= set(names)
 
 
 def call(op: str, *, isa: str | None = None, device: str = "cpu") -> None:

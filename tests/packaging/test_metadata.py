@@ -28,7 +28,7 @@ def test_vllm_finds_the_plugin() -> None:
 def test_no_requirement_pulls_a_cuda_build() -> None:
     requirements = distribution("polykv-vllm").requires or []
     names = {re.split(r"[^\w-]", r)[0] for r in requirements if "extra ==" not in r}
-    assert names == {"numpy", "pydantic", "rich", "typer"}
+    assert names == {"blake3", "numpy", "pydantic", "rich", "typer"}
 
 
 def test_shim_has_the_versions_of_the_installer() -> None:

@@ -4,6 +4,7 @@
 import re
 from pathlib import Path
 
+from polykv_vllm.cli.info import SHOWN_HEAD_DIMS
 from polykv_vllm.formats import ALIASES, FORMATS, SUPPORTED_HEAD_DIMS
 from polykv_vllm.models import MODELS
 
@@ -23,10 +24,14 @@ def test_formats_table() -> None:
         assert ("rotated" in row[2]) == (spec.value_rotation != "none")
         assert row[3:] == [
             f"{spec.slot_bytes(d)} ({spec.compression_ratio(d):.2f}x)"
-            for d in SUPPORTED_HEAD_DIMS
+            for d in SHOWN_HEAD_DIMS
         ]
     for alias, name in ALIASES.items():
         assert f"`{alias}` = `{name}`" in README
+
+
+def test_names_every_head_size() -> None:
+    assert f"| head sizes | {', '.join(map(str, SUPPORTED_HEAD_DIMS))} |" in README
 
 
 def test_names_every_catalogue_model() -> None:

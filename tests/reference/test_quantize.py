@@ -118,7 +118,7 @@ def test_sphere_error_tends_to_lloyd_max(bits: int, distortion: float) -> None:
 @pytest.mark.parametrize("fmt", ROTATED, ids=lambda f: f.name)
 @pytest.mark.parametrize("head_dim", SUPPORTED_HEAD_DIMS)
 def test_rotated_error_is_the_expected_one(fmt: FormatSpec, head_dim: int) -> None:
-    """The mean over 4096 random rows, within 1 % of its own spread.
+    """Case 1: the mean over 4096 random rows, within 1 % of its own spread.
 
     `sphere_error` takes the mean of |Q(v)|; that norm varies from row to row by
     O(1/sqrt(D)) relative, which enters squared: 2/D.
@@ -141,6 +141,7 @@ def test_one_hot_is_nearly_exact(fmt: FormatSpec) -> None:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
 def test_zeros_stay_exact_zeros(fmt: FormatSpec) -> None:
+    """Case 3."""
     zeros = torch.zeros(2, 64)
     assert torch.equal(dequantize_key(quantize_key(zeros, fmt)), zeros)
     assert torch.equal(dequantize_value(quantize_value(zeros, fmt), fmt), zeros)
@@ -165,7 +166,7 @@ def test_published_codes() -> None:
 
 
 def test_key_bias_of_qwen_keeps_the_top_key() -> None:
-    """Two channels biased by 600-900 leave 8-bit keys' ranking of scores intact.
+    """Case 7: two channels biased by 600-900 leave 8-bit keys' ranking intact.
 
     The step is 900/127 = 7, so a score's error is about 7/sqrt(12) * |q|; a query
     that agrees with one key by more than 10 of these must still find it.

@@ -4,8 +4,8 @@
 import pytest
 import torch
 
-from polykv_vllm.formats import SUPPORTED_HEAD_DIMS
-from polykv_vllm.reference.rotation import fwht, rotate
+from polykv_vllm.formats import SUPPORTED_HEAD_DIMS, power_blocks
+from polykv_vllm.reference.rotation import fwht, rotate, rotate_unnormalized
 
 
 def sylvester(head_dim: int) -> torch.Tensor:
@@ -14,7 +14,10 @@ def sylvester(head_dim: int) -> torch.Tensor:
     return 1.0 - 2.0 * (torch.tensor(bits, dtype=torch.float64) % 2)
 
 
-@pytest.mark.parametrize("head_dim", [1, 2, 8, *SUPPORTED_HEAD_DIMS])
+POWERS = [d for d in SUPPORTED_HEAD_DIMS if d & (d - 1) == 0]
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 8, *POWERS])
 def test_is_the_sylvester_matrix(head_dim: int) -> None:
     eye = torch.eye(head_dim, dtype=torch.float64)
     assert torch.equal(fwht(eye), sylvester(head_dim))
@@ -22,9 +25,28 @@ def test_is_the_sylvester_matrix(head_dim: int) -> None:
 
 @pytest.mark.parametrize("head_dim", SUPPORTED_HEAD_DIMS)
 def test_rotation_is_orthonormal(head_dim: int) -> None:
+    """Case 1: at every head size, powers of two or not."""
     matrix = rotate(torch.eye(head_dim))
     error = matrix @ matrix.T - torch.eye(head_dim)
     assert error.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "blocks"),
+    [(64, (64,)), (80, (64, 16)), (96, (64, 32)), (112, (64, 32, 16)), (512, (512,))],
+)
+def test_rotation_is_block_diagonal(head_dim: int, blocks: tuple[int, ...]) -> None:
+    assert power_blocks(head_dim) == blocks
+    expected = torch.block_diag(*(sylvester(b) * b**-0.5 for b in blocks))
+    got = rotate(torch.eye(head_dim, dtype=torch.float64))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("head_dim", SUPPORTED_HEAD_DIMS)
+def test_unnormalized_is_the_same_up_to_a_factor(head_dim: int) -> None:
+    rows = torch.randn(5, head_dim, dtype=torch.float64)
+    expected = rotate(rows) * power_blocks(head_dim)[0] ** 0.5
+    torch.testing.assert_close(rotate_unnormalized(rows), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("head_dim", SUPPORTED_HEAD_DIMS)

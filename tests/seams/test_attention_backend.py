@@ -47,7 +47,7 @@ def test_mla_of_vllm_is_untouched() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"head_size": 80}, "head_size not supported.*64, 128, 256"),
+        ({"head_size": 48}, "head_size not supported.*64, 80, 96"),
         ({"use_mla": True}, "MLA not supported"),
         ({"attn_type": "encoder_only"}, "attention type encoder_only not supported"),
         ({"use_mm_prefix": True}, "full attention not supported"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from polykv_vllm.errors import OptionError, UnsupportedError
+from tests.families import SERVED
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,7 +42,7 @@ DEEPSEEK = LLAMA | {
     "num_experts_per_tok": 2,
     "num_key_value_heads": 4,
 }
-MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+COHERE = LLAMA | {"architectures": ["CohereForCausalLM"], "model_type": "cohere"}
 
 
 @pytest.fixture
@@ -67,9 +68,18 @@ def test_accepts_a_served_model(create: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "options", "reason"),
     [
-        (MISTRAL, {}, "MistralForCausalLM is not served; served: LlamaForCausalLM"),
+        (
+            COHERE,
+            {},
+            "CohereForCausalLM is not served: it was not tested; served: BLOOM",
+        ),
+        (
+            SERVED["qwen3-next"].config().to_dict(),
+            {"kv_cache_dtype_skip_layers": ["3"]},
+            "skip-layers with a model that has linear attention was not tested",
+        ),
         (DEEPSEEK, {}, r"multi-head latent attention \(MLA\)"),
-        (LLAMA | {"head_dim": 80}, {}, "head size 80; supported.*64, 128, 256"),
+        (LLAMA | {"head_dim": 48}, {}, "head size 48; supported.*64, 80, 96"),
         (LLAMA, {"block_size": 16}, "--block-size 16: multiples of 32 are possible"),
         (LLAMA, {"attention_backend": "FLASH_ATTN"}, "FLASH_ATTN cannot read"),
         (LLAMA, {"runner": "pooling"}, "--runner pooling: generate is possible"),
@@ -115,8 +125,8 @@ def test_another_platform_is_named(
 
 def test_all_reasons_come_at_once(create: Any) -> None:
     with pytest.raises(UnsupportedError) as error:
-        create(MISTRAL | {"head_dim": 96}, block_size=16)
-    for part in ("MistralForCausalLM", "head size 96", "--block-size 16"):
+        create(COHERE | {"head_dim": 96}, block_size=16)
+    for part in ("CohereForCausalLM", "head size 96", "--block-size 16"):
         assert part in str(error.value)
 
 
@@ -134,7 +144,7 @@ def test_the_scheduler_is_named_for_our_dtypes_only(create: Any) -> None:
     assert scheduler(scheduler_cls="own.Scheduler") == "own.Scheduler"
 
 
-@pytest.mark.parametrize("model", [MISTRAL, LLAMA | {"head_dim": 80}])
+@pytest.mark.parametrize("model", [COHERE, LLAMA | {"head_dim": 80}])
 def test_other_dtypes_are_not_our_business(create: Any, model: dict[str, Any]) -> None:
     wrong = {"polykv": {"window": 128}}
     config = create(model, kv_cache_dtype="auto", additional_config=wrong)
@@ -144,9 +154,9 @@ def test_other_dtypes_are_not_our_business(create: Any, model: dict[str, Any]) -
 def test_a_draft_model_is_checked_too(create: Any, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
-    (draft / "config.json").write_text(json.dumps(MISTRAL))
+    (draft / "config.json").write_text(json.dumps(COHERE))
     speculation = {"model": str(draft), "num_speculative_tokens": 2}
-    with pytest.raises(UnsupportedError, match="MistralForCausalLM is not served"):
+    with pytest.raises(UnsupportedError, match="CohereForCausalLM is not served"):
         create(LLAMA, speculative_config=speculation | {"method": "draft_model"})
 
 

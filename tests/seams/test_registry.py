@@ -109,6 +109,7 @@ def test_a_failing_installation_leaves_nothing(monkeypatch: pytest.MonkeyPatch) 
     failing = SimpleNamespace(
         fingerprint=real.fingerprint,
         is_installed=real.is_installed,
+        is_present=real.is_present,
         uninstall=real.uninstall,
         install=install,
     )

@@ -118,7 +118,7 @@ inline AffineScale quantize_affine(float* x, int32_t max_bits, int bits, int cli
   return scale;
 }
 
-// The orthonormal Hadamard transform of rows of any finite size: an exact power of two
+// The orthonormal rotation of rows of any finite size: an exact power of two
 // keeps the sums of large rows in range. False: the row is below 2^-125 and counts as
 // zero.
 template <int D>
@@ -126,12 +126,12 @@ inline bool rotate_any(float* x, int32_t max_bits) {
   const int32_t exponent = max_bits >> 23;
   if (exponent <= 1) return false;
   const VecF power = set1(float_of((255 - exponent) << 23));
-  const VecF back = set1(float_of((exponent - 1) << 23)), norm = set1(rotation_norm<D>());
+  const VecF back = set1(float_of((exponent - 1) << 23));
   for (int i = 0; i < D; i += 16) store(x + i, mul(load(x + i), power));
-  fwht<D>(x);
+  rotate<D>(x);
   const VecF top = set1(kMaxFloat), bottom = set1(-kMaxFloat);
   for (int i = 0; i < D; i += 16) {
-    store(x + i, min(top, max(bottom, mul(mul(load(x + i), norm), back))));
+    store(x + i, min(top, max(bottom, mul(load(x + i), back))));
   }
   return true;
 }

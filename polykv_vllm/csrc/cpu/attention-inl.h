@@ -301,7 +301,8 @@ template <int D>
 inline void finish_run(const AttentionArgs& args, int kv_head, const RowRun& run,
                        RowState state) {
   const int group = args.num_heads / args.cache.num_kv_heads;
-  const float norm = args.cache.format.rotate ? std::sqrt(static_cast<float>(D)) : 1.0f;
+  const bool turned = args.cache.format.rotate;
+  const float norm = turned ? std::sqrt(static_cast<float>(widest_block(D))) : 1.0f;
   for (int r = 0; r < run.num_rows; ++r) {
     float* acc = state.acc + r * D;
     const int64_t token =
@@ -311,7 +312,7 @@ inline void finish_run(const AttentionArgs& args, int kv_head, const RowRun& run
         set1(normalizer(args.logits, head, state.max[r], state.sum[r], norm));
     // Before the rotation, whose sums could overflow for values near fp32's limit.
     for (int d = 0; d < D; d += 16) store(acc + d, mul(load(acc + d), factor));
-    if (args.cache.format.rotate) fwht<D>(acc);
+    if (turned) rotate_unnormalized<D>(acc);
     store_row<D>(args.output,
                  token * args.output_token_stride + head * args.output_head_stride,
                  args.dtype, acc);

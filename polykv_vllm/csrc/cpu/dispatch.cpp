@@ -10,6 +10,12 @@ constexpr TableFn kTables[] = {
 #if defined(__x86_64__)
     amx_kernels,
     avx512_kernels,
+    avx512bw_kernels,
+    avxvnni_kernels,
+    avx2_kernels,
+#elif defined(__aarch64__)
+    neon_i8mm_kernels,
+    neon_kernels,
 #endif
     scalar_kernels,
 };

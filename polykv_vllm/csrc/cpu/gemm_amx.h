@@ -6,6 +6,8 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 64;  // whole tiles only; gemm_dot.h does the others
+
 struct alignas(64) TilePalette {
   uint8_t palette = 1;
   uint8_t start_row = 0;
@@ -27,6 +29,10 @@ struct TileConfig {
   }
   ~TileConfig() { _tile_release(); }
 };
+
+inline void store_prob(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  store_u16_split(high, low, x, unit);
+}
 
 // Four sums are in flight everywhere, to hide the latency of the products. Tiles leave
 // through memory: the vectors of one step are read after the products of the next were

@@ -7,9 +7,16 @@
 namespace polykv {
 namespace {
 
+constexpr int kHeadDimStep = 16;  // head dimensions served here are multiples of it
+
 struct TileConfig {
   TileConfig() {}
 };
+
+// Probabilities of 64 tokens, as gemm_pv takes them.
+inline void store_prob(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  store_u16_split(high, low, x, unit);
+}
 
 // sum_d keys[t][d] * query[term][d] for 16 tokens; keys [D/4][16][4].
 template <int D>

@@ -4,6 +4,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
+
 #include <immintrin.h>
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -57,7 +60,7 @@ void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int begin_til
   if (rows.num_rows < kMinTileRows) {
     avx512_kernels().attend(args, rows, begin_tile, end_tile, total, split);
   } else {
-    attend_entry(args, rows, begin_tile, end_tile, total, split);
+    attend_entry<avx512_kernels>(args, rows, begin_tile, end_tile, total, split);
   }
 }
 

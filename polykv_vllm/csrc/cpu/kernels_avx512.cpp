@@ -15,8 +15,10 @@
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,avx2")
+#define POLYKV_DOT  // dot products of bytes: GCC 12 tells of no target in its macros
 // clang-format off: each file needs what the ones above it define
 #include "vec_avx512.h"
+#include "reg_avx512.h"
 #include "prefetch.h"
 #include "math-inl.h"
 #include "dense-inl.h"
@@ -25,7 +27,8 @@
 #include "store-inl.h"
 #include "unpack_avx512.h"
 #include "gemm_shape.h"
-#include "gemm_vnni.h"
+#include "gemm_blocks.h"
+#include "gemm_dot.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
 #include "attention-inl.h"
@@ -45,7 +48,7 @@ const KernelTable& avx512_kernels() {
                __builtin_cpu_supports("avx512vnni");
       },
       store_entry,
-      attend_entry,
+      attend_entry<>,
       merge_entry,
       finish_entry,
       transform_queries_entry,

@@ -3,6 +3,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #include "polykv/codebook.h"
 #include "polykv/kernel_table.h"
@@ -16,6 +18,7 @@
 #include "affine-inl.h"
 #include "pack_keys-inl.h"
 #include "store-inl.h"
+#include "unpack_plain.h"
 #include "unpack_scalar.h"
 #include "gemm_shape.h"
 #include "gemm_scalar.h"
@@ -29,8 +32,8 @@ namespace polykv {
 
 const KernelTable& scalar_kernels() {
   static const KernelTable table = {
-      "scalar",     [] { return true; }, store_entry,
-      attend_entry, merge_entry,         finish_entry,
+      "scalar",       [] { return true; }, store_entry,
+      attend_entry<>, merge_entry,         finish_entry,
       transform_queries_entry,
   };
   return table;

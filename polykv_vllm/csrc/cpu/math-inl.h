@@ -40,7 +40,7 @@ inline VecF tanh(VecF x) {
 }
 
 // Lanes whose number has the bit `distance` set.
-constexpr Mask upper_lanes(int distance) {
+constexpr uint32_t upper_lanes(int distance) {
   return distance == 8   ? 0xff00
          : distance == 4 ? 0xf0f0
          : distance == 2 ? 0xcccc
@@ -60,7 +60,7 @@ inline float reduce_add(VecF a) {
 template <int kDistance, typename Op>
 inline VecF combine(VecF a, VecF b, Op op) {
   const VecF x = op(a, swap_lanes<kDistance>(a)), y = op(b, swap_lanes<kDistance>(b));
-  return select(upper_lanes(kDistance), y, x);
+  return select(lane_mask(upper_lanes(kDistance)), y, x);
 }
 template <typename Op>
 inline VecF reduce_rows(const VecF rows[16], Op op) {
@@ -80,13 +80,13 @@ inline VecF reduce_max_rows(const VecF rows[16]) {
 template <int kDistance>
 inline VecF butterfly(VecF a) {
   return add(swap_lanes<kDistance>(a),
-             select(upper_lanes(kDistance), sub(set1(0.0f), a), a));
+             select(lane_mask(upper_lanes(kDistance)), sub(set1(0.0f), a), a));
 }
 
 template <int kVectors, int kDistance>
 inline void fwht_stages(VecF (&v)[kVectors]) {
   if constexpr (kDistance > 0) {
-#pragma GCC unroll 16
+#pragma GCC unroll 32
     for (int i = 0; i < kVectors; ++i) {
       if (i & kDistance) continue;
       const VecF a = v[i], b = v[i + kDistance];
@@ -97,25 +97,94 @@ inline void fwht_stages(VecF (&v)[kVectors]) {
   }
 }
 
-// Unnormalised Walsh-Hadamard transform in natural (Sylvester) order, in place.
-// The stages run from the widest to the narrowest distance.
-template <int D>
+// Unnormalised Walsh-Hadamard transform in natural (Sylvester) order of a power of two
+// of elements, in place. The stages run from the widest to the narrowest distance.
+template <int B>
 inline void fwht(float* x) {
-  constexpr int kVectors = D / 16;
+  constexpr int kVectors = B / 16;
   VecF v[kVectors];
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < kVectors; ++i) v[i] = load(x + 16 * i);
   fwht_stages<kVectors, kVectors / 2>(v);
-#pragma GCC unroll 16
+#pragma GCC unroll 32
   for (int i = 0; i < kVectors; ++i) {
     store(x + 16 * i, butterfly<1>(butterfly<2>(butterfly<4>(butterfly<8>(v[i])))));
   }
 }
 
-// D^-0.5 of the head dimensions that are served, rounded once.
+// A rotation of D elements is one Hadamard matrix, or where D is no power of two one
+// after the other for the powers of two that D is a sum of, the widest first.
+constexpr int widest_block(int head_dim) {
+  int block = 16;
+  while (2 * block <= head_dim) block *= 2;
+  return block;
+}
+// b^-0.5 of the blocks there are, rounded once.
+constexpr float block_norm(int b) {
+  return b == 16    ? 0.25f
+         : b == 32  ? 0.17677669529663687f
+         : b == 64  ? 0.125f
+         : b == 128 ? 0.088388347648318447f
+         : b == 256 ? 0.0625f
+                    : 0.044194173824159223f;
+}
+// (widest / b)^0.5: brings a block to the norm of the widest one.
+constexpr float block_weight(int widest, int b) {
+  const int ratio = widest / b;
+  return ratio == 2 ? 1.4142135623730951f : ratio == 4 ? 2.0f : 2.8284271247461903f;
+}
+
+template <int N>
+inline void multiply(float* x, float factor) {
+  for (int i = 0; i < N; i += 16) store(x + i, mul(load(x + i), set1(factor)));
+}
+
+// The rotation times the square root of the widest block.
+template <int D, int kWidest = widest_block(D)>
+inline void rotate_unnormalized(float* x) {
+  constexpr int kBlock = widest_block(D);
+  fwht<kBlock>(x);
+  if constexpr (kBlock < kWidest) {
+    multiply<kBlock>(x, block_weight(kWidest, kBlock));
+  }
+  if constexpr (kBlock < D) rotate_unnormalized<D - kBlock, kWidest>(x + kBlock);
+}
+
 template <int D>
-constexpr float rotation_norm() {
-  return D == 64 ? 0.125f : D == 128 ? 0.088388347648318447f : 0.0625f;
+inline void rotate(float* x) {
+  constexpr int kBlock = widest_block(D);
+  fwht<kBlock>(x);
+  multiply<kBlock>(x, block_norm(kBlock));
+  if constexpr (kBlock < D) rotate<D - kBlock>(x + kBlock);
+}
+
+// Lane-wise sums of squares: a tree in each block, the last two blocks first.
+template <int D>
+inline VecF sum_squares(const float* x) {
+  constexpr int kBlock = widest_block(D);
+  VecF squares[kBlock / 16];
+  for (int i = 0; i < kBlock / 16; ++i) {
+    squares[i] = mul(load(x + 16 * i), load(x + 16 * i));
+  }
+  for (int h = kBlock / 32; h > 0; h /= 2) {
+    for (int i = 0; i < h; ++i) squares[i] = add(squares[i], squares[i + h]);
+  }
+  if constexpr (kBlock < D) {
+    return add(squares[0], sum_squares<D - kBlock>(x + kBlock));
+  }
+  return squares[0];
+}
+
+// Calls fn with the head dimension as a constant.
+template <typename Fn, int... I>
+inline void with_head_dim(int head_dim, std::integer_sequence<int, I...>, Fn fn) {
+  ((head_dim == kHeadDims[I] ? (fn(std::integral_constant<int, kHeadDims[I]>{}), true)
+                             : false) ||
+   ...);
+}
+template <typename Fn>
+inline void with_head_dim(int head_dim, Fn fn) {
+  with_head_dim(head_dim, std::make_integer_sequence<int, kNumHeadDims>{}, fn);
 }
 
 // But for its matrices, which several rows share (dense-inl.h).
@@ -127,11 +196,7 @@ inline void transform_row(float* row, const RowTransform& transform, int64_t kv_
       store(row + i, mul(load(row + i), load(multipliers + i)));
     }
   }
-  if (transform.rotate) {
-    const VecF norm = set1(rotation_norm<D>());
-    fwht<D>(row);
-    for (int i = 0; i < D; i += 16) store(row + i, mul(load(row + i), norm));
-  }
+  if (transform.rotate) rotate<D>(row);
 }
 
 // bf16 by truncation of the mantissa upwards (magnitude), for non-negative x.

@@ -66,7 +66,7 @@ inline Mask tokens_mask(int64_t begin, int64_t end, int first) {
   const int64_t low = begin - first, high = end - first;
   const uint32_t upper = high >= 16 ? 0xffffu : high <= 0 ? 0u : (1u << high) - 1;
   const uint32_t lower = low >= 16 ? 0xffffu : low <= 0 ? 0u : (1u << low) - 1;
-  return static_cast<Mask>(upper & ~lower);
+  return lane_mask(upper & ~lower);
 }
 
 // The tokens of a tile that a row attends to, counted from the tile's start.
@@ -183,7 +183,7 @@ inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
     const VecF p[4] = {load(x + t), load(x + t + 16), load(x + t + 32),
                        load(x + t + 48)};
     if constexpr (kTerms == 2) {
-      store_u16_split(high + t, low + t, p, unit_v);
+      store_prob(high + t, low + t, p, unit_v);
     } else {
       store_u8(high + t, p, unit_v);
     }

@@ -45,16 +45,8 @@ inline uint16_t quantize_codebook(float* x, int32_t max_bits, bool rotate,
   // An exact power of two brings the row to [2, 4), so squares stay in range.
   const VecF power = set1(float_of((255 - exponent) << 23));
   for (int i = 0; i < D; i += 16) store(x + i, mul(load(x + i), power));
-  if (rotate) fwht<D>(x);
-  const int gain = rotate ? D : 1;  // of the transform, in the square of the norm
-  VecF squares[D / 16];
-  for (int i = 0; i < D / 16; ++i) {
-    squares[i] = mul(load(x + 16 * i), load(x + 16 * i));
-  }
-  for (int h = D / 32; h > 0; h /= 2) {
-    for (int i = 0; i < h; ++i) squares[i] = add(squares[i], squares[i + h]);
-  }
-  const float norm2 = reduce_add(squares[0]);
+  if (rotate) rotate_unnormalized<D>(x);
+  const float norm2 = reduce_add(sum_squares<D>(x));
   const float rms = std::sqrt(norm2 / static_cast<float>(D));
   VecI level_norm2 = set1_i(0);
   for (int i = 0; i < D; i += 16) {
@@ -69,7 +61,10 @@ inline uint16_t quantize_codebook(float* x, int32_t max_bits, bool rotate,
     store_i8(codes + i, code);
     level_norm2 = add_i(level_norm2, squared);
   }
-  const float ratio = norm2 / static_cast<float>(reduce_add_i(level_norm2) * gain);
+  // Exact: squares of levels sum to less than 2^24 for D = 512, and widest is a power.
+  const int gain = rotate ? widest_block(D) : 1;
+  const float coded = static_cast<float>(reduce_add_i(level_norm2)) * gain;
+  const float ratio = norm2 / coded;
   return bf16_round(std::sqrt(ratio) * float_of((exponent - 1) << 23));
 }
 
@@ -98,25 +93,37 @@ inline void write_plane(uint8_t* plane, int token, const uint8_t* bytes) {
   for (int i = 0; i < kBytes; ++i) out[i * kQuadTokens] = bytes[i];
 }
 
+template <int kSize>
+inline void pack_3bit_chunk(const int8_t* c, uint8_t* low, uint8_t* high) {
+  constexpr int R = kSize / 4;  // dims of a field
+  for (int i = 0; i < R; ++i) {
+    low[i] = static_cast<uint8_t>((c[i] & 3) | (c[i + R] & 3) << 2 |
+                                  (c[i + 2 * R] & 3) << 4 | (c[i + 3 * R] & 3) << 6);
+  }
+  uint8_t top[R];  // bit f: top bit of dim R * f + i
+  for (int i = 0; i < R; ++i) {
+    top[i] = static_cast<uint8_t>((c[i] >> 2 & 1) | (c[i + R] >> 1 & 2) |
+                                  (c[i + 2 * R] & 4) | (c[i + 3 * R] << 1 & 8));
+  }
+  for (int i = 0; i < R / 2; ++i) {
+    high[i] = static_cast<uint8_t>(top[i] | top[i + R / 2] << 4);
+  }
+}
+
 template <int D>
 inline void pack_3bit(uint8_t* low_plane, uint8_t* high_plane, int token,
                       const int8_t* codes) {
   uint8_t low[D / 4], high[D / 8];
-  for (int chunk = 0; chunk < D / 64; ++chunk) {
-    const int8_t* c = codes + chunk * 64;
-    for (int i = 0; i < 16; ++i) {
-      low[chunk * 16 + i] =
-          static_cast<uint8_t>((c[i] & 3) | (c[i + 16] & 3) << 2 |
-                               (c[i + 32] & 3) << 4 | (c[i + 48] & 3) << 6);
-    }
-    uint8_t top[16];  // bit f: top bit of dim 16f + i
-    for (int i = 0; i < 16; ++i) {
-      top[i] = static_cast<uint8_t>((c[i] >> 2 & 1) | (c[i + 16] >> 1 & 2) |
-                                    (c[i + 32] & 4) | (c[i + 48] << 1 & 8));
-    }
-    for (int i = 0; i < 8; ++i) {
-      high[chunk * 8 + i] = static_cast<uint8_t>(top[i] | top[i + 8] << 4);
-    }
+  int dim = 0;
+  for (; dim + 64 <= D; dim += 64) {
+    pack_3bit_chunk<64>(codes + dim, low + dim / 4, high + dim / 8);
+  }
+  if constexpr ((D & 32) != 0) {
+    pack_3bit_chunk<32>(codes + dim, low + dim / 4, high + dim / 8);
+    dim += 32;
+  }
+  if constexpr ((D & 16) != 0) {
+    pack_3bit_chunk<16>(codes + dim, low + dim / 4, high + dim / 8);
   }
   write_plane<D / 4>(low_plane, token, low);
   write_plane<D / 8>(high_plane, token, high);
@@ -147,6 +154,12 @@ inline void pack_value(uint8_t* tile, const TileLayout& layout, int token,
       const int8_t* c = codes + chunk * 32;
       for (int i = 0; i < 16; ++i) {
         pairs[chunk * 16 + i] = static_cast<uint8_t>(c[i] | c[i + 16] << 4);
+      }
+    }
+    if constexpr ((D & 16) != 0) {
+      const int8_t* c = codes + D - 16;
+      for (int i = 0; i < 8; ++i) {
+        pairs[D / 2 - 8 + i] = static_cast<uint8_t>(c[i] | c[i + 8] << 4);
       }
     }
     write_plane<D / 2>(plane, token, pairs);
@@ -294,14 +307,8 @@ inline void store_range(const StoreArgs& args, int64_t begin, int64_t end) {
 }
 
 inline void store_tokens(const StoreArgs& args, int64_t begin, int64_t end) {
-  switch (args.cache.head_dim) {
-    case 64:
-      return store_range<64>(args, begin, end);
-    case 128:
-      return store_range<128>(args, begin, end);
-    default:
-      return store_range<256>(args, begin, end);
-  }
+  with_head_dim(args.cache.head_dim,
+                [&](auto dim) { store_range<dim>(args, begin, end); });
 }
 
 }  // namespace

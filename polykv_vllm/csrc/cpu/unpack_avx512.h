@@ -34,6 +34,51 @@ inline void unpack_3bit_codes(const uint8_t* low_bytes, const uint8_t* high_byte
   }
 }
 
+// The same of a chunk of 32 or 16 dims: its fields are 8 or 4 dims wide, so one vector
+// holds two or all four of them. Every lane shifts its field's bits to the bottom; a
+// rotation by f + 4h - 2 brings the top bit to bit 2.
+template <int kSize>
+inline void unpack_3bit_rest(const uint8_t* low_bytes, const uint8_t* high_bytes,
+                             __m512i code[kSize / 16]) {
+  __m512i low, high;
+  if constexpr (kSize == 32) {
+    low = _mm512_broadcast_i64x4(
+        _mm256_loadu_si256(reinterpret_cast<const __m256i*>(low_bytes)));
+    high = _mm512_broadcast_i32x4(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(high_bytes)));
+  } else {
+    low = _mm512_broadcast_i32x4(
+        _mm_loadu_si128(reinterpret_cast<const __m128i*>(low_bytes)));
+    int64_t word;
+    std::memcpy(&word, high_bytes, 8);
+    high = _mm512_set1_epi64(word);
+  }
+  constexpr int kLanes = kSize / 4;  // lanes of 32 bits, one dim each, per field
+  const __m512i three = _mm512_set1_epi8(3), seven = _mm512_set1_epi8(7);
+  for (int g = 0; g < kSize / 16; ++g) {
+    alignas(64) int32_t shift[16], turn[16];
+    for (int lane = 0; lane < 16; ++lane) {
+      const int dim = g * 16 + lane, field = dim / kLanes;
+      shift[lane] = 2 * field;
+      turn[lane] = (field + 4 * (dim / (kLanes / 2) % 2) + 30) % 32;
+    }
+    const __m512i fields = _mm512_srlv_epi32(low, _mm512_load_si512(shift));
+    const __m512i top = _mm512_rorv_epi32(high, _mm512_load_si512(turn));
+    code[g] =
+        _mm512_and_si512(_mm512_ternarylogic_epi32(three, fields, top, 0xca), seven);
+  }
+}
+
+// Calls fn(chunk's first dim, its size) for what whole chunks of 64 dims leave.
+template <int D, typename Fn>
+inline void rest_chunks(Fn fn) {
+  constexpr int kWhole = D / 64 * 64;
+  if constexpr ((D & 32) != 0) fn(kWhole, std::integral_constant<int, 32>{});
+  if constexpr ((D & 16) != 0) {
+    fn(kWhole + (D & 32), std::integral_constant<int, 16>{});
+  }
+}
+
 template <int D>
 inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, __m512i table,
                         int8_t* levels) {
@@ -46,6 +91,14 @@ inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, __m512i table
                            _mm512_shuffle_epi8(table, code[f]));
       }
     }
+    rest_chunks<D>([&](int dim, auto size) {
+      __m512i code[size / 16];
+      unpack_3bit_rest<size>(codes + quad * D + dim, high + (quad * D + dim) / 2, code);
+      for (int g = 0; g < size / 16; ++g) {
+        _mm512_store_si512(levels + (quad * D + dim) * 4 + g * 64,
+                           _mm512_shuffle_epi8(table, code[g]));
+      }
+    });
   }
 }
 
@@ -69,6 +122,19 @@ inline void load_free_bits(const uint8_t* keys, __m512i bits[4]) {
   bits[3] = _mm512_shuffle_epi8(_mm512_shuffle_i32x4(c, d, 0xdd), bytes);
 }
 
+// Levels of 16 dims from `dim` on of the four quads: their top bits are in the keys.
+template <int D>
+inline void join_free_bits(const uint8_t* keys, int dim, __m512i table,
+                           const __m512i code[4], int8_t* levels) {
+  __m512i bits[4];
+  load_free_bits(keys + dim * 16, bits);
+  for (int quad = 0; quad < 4; ++quad) {
+    const __m512i top = _mm512_srli_epi32(bits[quad], 4);  // bit 7 to bit 3
+    _mm512_store_si512(levels + (quad * D + dim) * 4,
+                       _mm512_shuffle_epi8(table, _mm512_or_si512(code[quad], top)));
+  }
+}
+
 template <int D>
 inline void unpack_4bit_with_keys(const uint8_t* codes, const uint8_t* high,
                                   const uint8_t* keys, __m512i table,
@@ -80,27 +146,42 @@ inline void unpack_4bit_with_keys(const uint8_t* codes, const uint8_t* high,
                         code[quad]);
     }
     for (int f = 0; f < 4; ++f) {
-      __m512i bits[4];
-      load_free_bits(keys + (c * 16 + f * 4) * 64, bits);
-      for (int quad = 0; quad < 4; ++quad) {
-        const __m512i top = _mm512_srli_epi32(bits[quad], 4);  // bit 7 to bit 3
-        const __m512i index = _mm512_or_si512(code[quad][f], top);
-        _mm512_store_si512(levels + quad * D * 4 + (c * 4 + f) * 64,
-                           _mm512_shuffle_epi8(table, index));
-      }
+      const __m512i field[4] = {code[0][f], code[1][f], code[2][f], code[3][f]};
+      join_free_bits<D>(keys, c * 64 + f * 16, table, field, levels);
     }
   }
+  rest_chunks<D>([&](int dim, auto size) {
+    __m512i code[4][size / 16];
+    for (int quad = 0; quad < 4; ++quad) {
+      unpack_3bit_rest<size>(codes + quad * D + dim, high + (quad * D + dim) / 2,
+                             code[quad]);
+    }
+    for (int g = 0; g < size / 16; ++g) {
+      const __m512i group[4] = {code[0][g], code[1][g], code[2][g], code[3][g]};
+      join_free_bits<D>(keys, dim + g * 16, table, group, levels);
+    }
+  });
 }
 
 template <int D>
 inline void unpack_4bit(const uint8_t* codes, __m512i table, int8_t* levels) {
   const __m512i nibble = _mm512_set1_epi8(15);
-  for (int i = 0; i < 4 * (D / 32); ++i) {
-    const __m512i pair = _mm512_loadu_si512(codes + i * 64);
-    const __m512i low = _mm512_and_si512(pair, nibble);
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi32(pair, 4), nibble);
-    _mm512_store_si512(levels + i * 128, _mm512_shuffle_epi8(table, low));
-    _mm512_store_si512(levels + i * 128 + 64, _mm512_shuffle_epi8(table, high));
+  for (int quad = 0; quad < 4; ++quad, codes += D * 2, levels += D * 4) {
+    for (int c = 0; c < D / 32; ++c) {
+      const __m512i pair = _mm512_loadu_si512(codes + c * 64);
+      const __m512i low = _mm512_and_si512(pair, nibble);
+      const __m512i high = _mm512_and_si512(_mm512_srli_epi32(pair, 4), nibble);
+      _mm512_store_si512(levels + c * 128, _mm512_shuffle_epi8(table, low));
+      _mm512_store_si512(levels + c * 128 + 64, _mm512_shuffle_epi8(table, high));
+    }
+    if constexpr ((D & 16) != 0) {  // 8 dims in the low nibbles, 8 in the high ones
+      const __m256i pair =
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + (D - 16) * 2));
+      const __m512i both = _mm512_inserti64x4(_mm512_castsi256_si512(pair),
+                                              _mm256_srli_epi32(pair, 4), 1);
+      _mm512_store_si512(levels + (D - 16) * 4,
+                         _mm512_shuffle_epi8(table, _mm512_and_si512(both, nibble)));
+    }
   }
 }
 

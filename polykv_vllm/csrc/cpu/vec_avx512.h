@@ -9,6 +9,7 @@ namespace {
 using VecF = __m512;
 using VecI = __m512i;
 using Mask = __mmask16;
+inline Mask lane_mask(uint32_t bits) { return static_cast<Mask>(bits); }
 
 inline int32_t bits_of(float x) {
   return _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(x)));
@@ -115,6 +116,24 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF u
   _mm512_storeu_si512(low,
                       _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(l, bytes)));
 #endif
+}
+// As in vec_avx2.h, for products of int16.
+inline void store_u16_pairs(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {
+  const __m512 magic = _mm512_set1_ps(8388608.0f);
+  const __m512i order = _mm512_broadcast_i32x4(
+      _mm_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, 2, 3, 10, 11, 6, 7, 14, 15));
+  const __m512i quads = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
+  const __m512i bias = _mm512_set1_epi16(INT16_MIN);
+#pragma GCC unroll 2
+  for (int i = 0; i < 4; i += 2) {
+    const __m512i a = _mm512_castps_si512(_mm512_fmadd_ps(x[i], unit, magic));
+    const __m512i b = _mm512_castps_si512(_mm512_fmadd_ps(x[i + 1], unit, magic));
+    const __m512i both =
+        _mm512_mask_blend_epi16(0xaaaaaaaa, a, _mm512_slli_epi32(b, 16));
+    const __m512i ordered =
+        _mm512_permutexvar_epi64(quads, _mm512_shuffle_epi8(both, order));
+    _mm512_storeu_si512(i == 0 ? high : low, _mm512_xor_si512(ordered, bias));
+  }
 }
 inline void store_u8(uint8_t* out, const VecF x[4], VecF unit) {
   const __m512 magic = _mm512_set1_ps(8388608.0f);

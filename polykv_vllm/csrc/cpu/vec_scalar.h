@@ -17,6 +17,8 @@ struct VecI {
   int32_t lane[16];
 };
 using Mask = uint16_t;
+// Lane i is bit i of `bits`.
+inline Mask lane_mask(uint32_t bits) { return static_cast<Mask>(bits); }
 
 template <typename Fn>
 inline VecF map_f(Fn fn) {

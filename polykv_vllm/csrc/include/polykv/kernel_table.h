@@ -62,6 +62,11 @@ struct KernelTable {
 };
 
 const KernelTable& scalar_kernels();
+const KernelTable& neon_kernels();
+const KernelTable& neon_i8mm_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avxvnni_kernels();
+const KernelTable& avx512bw_kernels();
 const KernelTable& avx512_kernels();
 const KernelTable& amx_kernels();
 

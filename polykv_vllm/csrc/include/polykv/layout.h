@@ -8,6 +8,25 @@
 
 namespace polykv {
 
+// Head dimensions that the kernels are built for, multiples of 16
+// (formats/registry.py).
+constexpr int kHeadDims[] = {32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512};
+constexpr int kNumHeadDims = sizeof(kHeadDims) / sizeof(kHeadDims[0]);
+
+// Codes of values lie in chunks of dims: as many of 64 (3-bit planes) or 32 (4-bit
+// planes) as there are, then one of 32 and one of 16 where D leaves them.
+struct Chunk {
+  int begin, size;  // dims
+};
+constexpr Chunk chunk_of(int head_dim, int dim, int whole) {
+  Chunk chunk{dim / whole * whole, whole};
+  while (chunk.begin + chunk.size > head_dim || dim >= chunk.begin + chunk.size) {
+    if (chunk.begin + chunk.size <= head_dim) chunk.begin += chunk.size;
+    chunk.size /= 2;
+  }
+  return chunk;
+}
+
 constexpr int kSubtileTokens = 16;  // tokens beside each other in the key codes
 constexpr int kQuadTokens = 4;      // tokens beside each other in the value codes
 

@@ -23,6 +23,8 @@ from polykv_vllm.keys import TREATMENTS, KeyTransform
 
 MAX_DIFFERENCE = 0.1
 """Bound on ||out - untreated|| / ||untreated||: both are within the format's error."""
+ARMS = (*TREATMENTS, "matrix")
+"""The last one is what a calibration gives to keys of few bits."""
 _FOOTPRINT_BYTES = 64 << 20  # more than a second-level cache: the same for all arms
 _ROUNDS = 101
 
@@ -36,8 +38,11 @@ class TreatedKernel:
         num_kv_heads, head_dim = batch.key.shape[1:]
         generator = torch.Generator().manual_seed(1)
         scales = torch.rand(num_kv_heads, head_dim, generator=generator) + 0.5
+        square = torch.randn(num_kv_heads, head_dim, head_dim, generator=generator)
         transform = KeyTransform(
-            scales if "scale" in treatment else None, "hadamard" in treatment
+            scales if "scale" in treatment else None,
+            "hadamard" in treatment,
+            torch.linalg.qr(square).Q if treatment == "matrix" else None,
         )
         self.batch, self.output = batch, torch.empty_like(batch.query)
         shape = (batch.num_blocks, num_kv_heads, BLOCK_SIZE)
@@ -89,7 +94,7 @@ def measure(
 
     """
     batch = make_batch(case)
-    arms = {name: TreatedKernel(batch, fmt, name, threads) for name in TREATMENTS}
+    arms = {name: TreatedKernel(batch, fmt, name, threads) for name in ARMS}
     for name, arm in arms.items():
         arm.attend(0)
         plain = arms["none"].output.float()
@@ -136,7 +141,7 @@ def main(
     table = Table(title=f"{fmt.name}: one layer, median and ratio to no treatment")
     table.add_column("heads/KV heads/head size")
     table.add_column("case")
-    for name in TREATMENTS:
+    for name in ARMS:
         table.add_column(name if name != "none" else "none, ms", justify="right")
     records: dict[str, dict[str, dict[str, float | int]]] = {}
     for each in shapes:
@@ -144,7 +149,7 @@ def main(
             number = 3 if quick else rounds
             timings = measure(case, fmt, threads, number, clock, is_store)
             plain = timings["none"].median_s
-            ratios = [f"{timings[t].median_s / plain:.3f}" for t in TREATMENTS[1:]]
+            ratios = [f"{timings[t].median_s / plain:.3f}" for t in ARMS[1:]]
             table.add_row(str(each), name, _report.milliseconds(plain), *ratios)
             records[f"{each} {name}"] = {t: x.as_dict() for t, x in timings.items()}
         table.add_section()

@@ -18,7 +18,6 @@ from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import (
     CACHE_DTYPES,
     FORMATS,
-    SUPPORTED_HEAD_DIMS,
     FormatSpec,
     get_format,
 )
@@ -71,7 +70,7 @@ class PolyKVBackend(AttentionBackend):
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         """Return the head sizes that the kernels take."""
-        return list(SUPPORTED_HEAD_DIMS)
+        return list(cls.fmt.head_dims)
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
@@ -152,6 +151,6 @@ def select_backend(selected_backend: Any, selector_config: Any) -> str:
         raise UnsupportedError(
             f"{selector_config.kv_cache_dtype} cannot serve an attention layer with "
             f"{selector_config!r}: {'; '.join(invalid)}. Head sizes: "
-            f"{', '.join(map(str, SUPPORTED_HEAD_DIMS))}; causal decoder attention."
+            f"{', '.join(map(str, fmt.head_dims))}; causal decoder attention."
         )
     return f"{backend.__module__}.{backend.__qualname__}"

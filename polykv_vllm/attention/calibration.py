@@ -2,7 +2,7 @@
 """Folds a calibration's transforms of values into a model that vLLM has loaded.
 
 Before vLLM packs the weights for its kernels, and on each rank for the heads that it
-has.
+has. Layers with keys of few bits are handed the transforms of keys, which run online.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,6 +30,7 @@ from polykv_vllm.calibrate.fold import (
 )
 from polykv_vllm.calibrate.shape import ModelShape
 from polykv_vllm.calibrate.weights import head_digests
+from polykv_vllm.keys import KeyTransform
 
 logger = init_logger("vllm.polykv")
 
@@ -162,7 +163,10 @@ def _fold_layer(
         found = head_digests((key, biases[1]), (value, biases[2]), head_dim)
         calibration.check_heads(index, heads, found)
         return
-    transform = folded_transform(calibration.layer(index, heads).value, impl.fmt)
+    layer = calibration.layer(index, heads)
+    if impl.fmt.is_low_bit:
+        impl.calibrated_keys = KeyTransform(matrices=layer.key)
+    transform = folded_transform(layer.value, impl.fmt)
     fold_rows(value, transform)
     if biases[2] is not None:
         fold_rows(biases[2], transform)

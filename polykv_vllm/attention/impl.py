@@ -85,6 +85,8 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.asked_calibration = options.calibration
         # Digest of what is folded into the weights (attention/calibration.py).
         self.calibration: str | None = None
+        # What it says about the keys, for formats of few bits.
+        self.calibrated_keys: KeyTransform | None = None
         self.has_seen_weights = False
         # Scales come when the weights are final (attention/key_treatment.py).
         needs_weights = options.key_treatment in SCALING

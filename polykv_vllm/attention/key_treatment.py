@@ -23,9 +23,10 @@ loaded_models: "WeakSet[torch.nn.Module]" = WeakSet()
 def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
     """Give each layer of a model its key transform.
 
-    Called when the weights are final, before anything is cached. Weights that are
-    exchanged later keep the transform: it stays exact, its scales may then be others
-    than the new weights would give.
+    Called when the weights are final, before anything is cached. With
+    `key_treatment=auto` a calibration's matrices come first where there are any.
+    Weights that are exchanged later keep the transform: it stays exact, its scales may
+    then be others than the new weights would give.
 
     Args:
         model: As vLLM's loader made it; layers that are not ours are left alone.
@@ -46,15 +47,22 @@ def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
         return
     loaded_models.add(model)
     asked = next(iter(impls.values())).asked_key_treatment
+    rest = dict(impls)
+    if asked == AUTO:
+        for name, impl in impls.items():
+            if impl.calibrated_keys is not None:
+                impl.set_key_transform(impl.calibrated_keys)
+                del rest[name]
     projections: dict[str, KeyProjection] = {}
-    if asked == AUTO or asked in SCALING:
-        projections, reasons = _read(modules, impls, dtype)
-        _report_unreadable(asked, reasons, len(impls))
-    for name, impl in impls.items():
+    if rest and (asked == AUTO or asked in SCALING):
+        projections, reasons = _read(modules, rest, dtype)
+        _report_unreadable(asked, reasons, len(rest))
+    for name, impl in rest.items():
         impl.set_key_transform(key_transform(asked, projections.get(name)))
     treatments = Counter(impl.key_transform.treatment for impl in impls.values())
     counts = ", ".join(f"{name} in {n} layers" for name, n in treatments.items())
     logger.info("Key treatment: %s (key_treatment=%s)", counts, asked)
+    _warn_of_few_bits(impls)
 
 
 def require_key_transforms(layers: Mapping[str, Any]) -> None:
@@ -85,6 +93,22 @@ def require_key_transforms(layers: Mapping[str, Any]) -> None:
             "hadamard, or another --load-format"
         )
     logger.warning("Key treatment: hadamard, without scales (%s)", reason)
+
+
+def _warn_of_few_bits(impls: Mapping[str, PolyKVImpl]) -> None:
+    """Say what a low-bit format does without a calibration."""
+    names = {
+        impl.fmt.name
+        for impl in impls.values()
+        if impl.fmt.is_low_bit and impl.key_transform.matrices is None
+    }
+    if names:
+        logger.warning(
+            "%s has no calibration of this model: keys and values go through a "
+            "Hadamard transform, which loses much more at 2 and 3 bits than calibrated "
+            "transforms do. Make them with `polykv calibrate MODEL`",
+            ", ".join(sorted(names)),
+        )
 
 
 def _read(

@@ -2,6 +2,7 @@
 // The exported C functions. ops/cpu.py checks dtypes, shapes and strides before it
 // calls them; the values of slots, lengths and block numbers are checked here.
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/check.h"
 #include "cpu/dispatch.h"
@@ -50,21 +51,31 @@ void polykv_tile_layout(const Format* format, int64_t head_dim, int64_t block_si
   out[2] = layout.key_scales;
   out[3] = layout.value_scales;
   out[4] = layout.tile_bytes;
+  out[5] = layout.key_high;
+  out[6] = layout.key_minimums;
+  out[7] = layout.value_minimums;
 }
 int polykv_head_dims(int32_t* out) {
   for (int i = 0; i < kNumHeadDims; ++i) out[i] = kHeadDims[i];
   return kNumHeadDims;
 }
 int polykv_codebook(int bits, int8_t* levels, float* boundaries) {
-  const int count = 1 << bits;
-  if (bits != 3 && bits != 4) return 0;
-  for (int i = 0; i < count; ++i) {
-    levels[i] = bits == 3 ? Codebook<3>::kLevels[i] : Codebook<4>::kLevels[i];
+  const auto copy = [&](auto number) {
+    constexpr int kBits = decltype(number)::value;
+    for (int i = 0; i < 1 << kBits; ++i) levels[i] = Codebook<kBits>::kLevels[i];
+    for (int j = 0; j + 1 < 1 << kBits; ++j) boundaries[j] = boundary<kBits>(j);
+    return 1 << kBits;
+  };
+  switch (bits) {
+    case 2:
+      return copy(std::integral_constant<int, 2>{});
+    case 3:
+      return copy(std::integral_constant<int, 3>{});
+    case 4:
+      return copy(std::integral_constant<int, 4>{});
+    default:
+      return 0;
   }
-  for (int j = 0; j + 1 < count; ++j) {
-    boundaries[j] = bits == 3 ? boundary<3>(j) : boundary<4>(j);
-  }
-  return count;
 }
 
 }  // extern "C"

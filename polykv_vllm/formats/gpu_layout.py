@@ -33,6 +33,11 @@ _SUBTILE = 16
 class GpuTileLayout(TileLayout):
     """Byte offsets in one tile of a format in the order for GPUs."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.spec.is_low_bit:
+            raise ValueError(f"{self.spec.name} has no order for GPUs")
+
     def key_byte(self, token: int, dim: int) -> int:
         """Offset of the byte with the key code of (token, dim)."""
         chunk, rest = divmod(dim, 64)

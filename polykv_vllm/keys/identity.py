@@ -3,6 +3,8 @@
 
 import hashlib
 
+import torch
+
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.formats.layout import LAYOUT_ID
 from polykv_vllm.keys.transform import KeyTransform
@@ -21,8 +23,8 @@ def format_identity(
 
     Bytes may be read as keys and values only by a layer with the same identity: it
     changes with the format, its version, the layout, the shape of a tile, the key
-    treatment, any bit of the scales, and the calibration whose transforms the values
-    (and keys) went through.
+    treatment, any bit of its scales or matrices, and the calibration whose transforms
+    the values (and keys) went through.
 
     Args:
         fmt: The format.
@@ -33,8 +35,9 @@ def format_identity(
 
     """
     treatment = key_transform.treatment
-    if key_transform.scales is not None:
-        treatment += f":{_digest(key_transform)}"
+    for numbers in (key_transform.scales, key_transform.matrices):
+        if numbers is not None:
+            treatment += f":{_digest(numbers)}"
     parts = [
         f"{fmt.name}-{fmt.version}",
         LAYOUT_ID,
@@ -47,11 +50,8 @@ def format_identity(
     return " ".join(parts)
 
 
-def _digest(key_transform: KeyTransform) -> str:
-    scales = key_transform.scales
-    if scales is None:
-        return ""
-    values = scales.detach().cpu().contiguous()
+def _digest(numbers: torch.Tensor) -> str:
+    values = numbers.detach().float().cpu().contiguous()
     digest = hashlib.sha256(str(tuple(values.shape)).encode())
     digest.update(values.numpy().astype("<f4").tobytes())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]

@@ -7,11 +7,14 @@ the cache, so that every product `q . k` stays what it was:
     channel_scale             T = diag(1/s)      keys are divided, queries multiplied
     hadamard                  T = R              R orthonormal: the same for both
     channel_scale_hadamard    T = R diag(1/s)
+    matrix                    any T that has an inverse, from a calibration
 
-`s` is per KV head and channel; the query heads of a group share their KV head's.
+`s` is per KV head and channel, a matrix per KV head; the query heads of a group share
+their KV head's.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -26,6 +29,9 @@ TREATMENTS: tuple[str, ...] = (
 """Names of the treatments, as options and format identities spell them; the number of a
 name is 1 for scales, 2 for the Hadamard transform, 3 for both."""
 
+_LARGEST_ERROR = 1e-6
+"""Of T T^-1 - I, in fp64: beyond it T has no usable inverse."""
+
 
 @dataclass(frozen=True, eq=False)
 class KeyTransform:
@@ -35,13 +41,18 @@ class KeyTransform:
         scales: `[num_kv_heads, head_dim]` fp32, positive and finite: keys are divided
             by them. None for all ones.
         rotate: Whether the orthonormal Hadamard transform follows.
+        matrices: `[num_kv_heads, head_dim, head_dim]` fp32 or fp64: T itself, instead
+            of scales and Hadamard transform. None for none.
 
     """
 
     scales: torch.Tensor | None = None
     rotate: bool = False
+    matrices: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.matrices is not None:
+            self._check_matrices(self.matrices)
         scales = self.scales
         if scales is None:
             return
@@ -53,9 +64,41 @@ class KeyTransform:
         if not bool((scales.isfinite() & (1 / scales).isfinite() & (scales > 0)).all()):
             raise ValueError("scales and their reciprocals must be positive and finite")
 
+    def _check_matrices(self, matrices: torch.Tensor) -> None:
+        if self.scales is not None or self.rotate:
+            raise ValueError("matrices stand for scales and rotation, not beside them")
+        if matrices.dim() != 3 or matrices.shape[1] != matrices.shape[2]:
+            raise ValueError(
+                "matrices must be [num_kv_heads, head_dim, head_dim], not "
+                f"{list(matrices.shape)}"
+            )
+        for head, matrix in enumerate(matrices.double()):
+            eye = torch.eye(len(matrix), dtype=torch.float64)
+            inverse, info = torch.linalg.inv_ex(matrix)
+            error = (matrix @ inverse - eye).abs().max()
+            if info or not error < _LARGEST_ERROR:
+                raise ValueError(
+                    f"the key transform of KV head {head} has no usable inverse: "
+                    f"|T T^-1 - I| = {error.item():.1e}"
+                )
+
+    @cached_property
+    def key_matrices(self) -> torch.Tensor | None:
+        """What key rows are multiplied with from the right: T^T, fp32; None without."""
+        return None if self.matrices is None else self.matrices.mT.float().contiguous()
+
+    @cached_property
+    def query_matrices(self) -> torch.Tensor | None:
+        """What query rows are multiplied with: T^-1, inverted in fp64, fp32."""
+        if self.matrices is None:
+            return None
+        return torch.linalg.inv(self.matrices.double()).float().contiguous()
+
     @property
     def treatment(self) -> str:
-        """The name, one of `TREATMENTS`."""
+        """The name: one of `TREATMENTS`, or "matrix"."""
+        if self.matrices is not None:
+            return "matrix"
         return TREATMENTS[(self.scales is not None) + 2 * self.rotate]
 
     def check_shape(self, num_kv_heads: int, head_dim: int) -> None:
@@ -66,6 +109,12 @@ class KeyTransform:
                 f"the key transform has scales {list(self.scales.shape)}; the cache "
                 f"needs [num_kv_heads, head_dim] = {needed}"
             )
+        matrices = self.matrices
+        if matrices is not None and list(matrices.shape) != [*needed, head_dim]:
+            raise ValueError(
+                f"the key transform has matrices {list(matrices.shape)}; the cache "
+                f"needs [num_kv_heads, head_dim, head_dim] = {[*needed, head_dim]}"
+            )
 
     @property
     def key_multipliers(self) -> torch.Tensor | None:
@@ -74,6 +123,8 @@ class KeyTransform:
 
     def keys(self, key: torch.Tensor) -> torch.Tensor:
         """Return `T k`, fp32, for keys `[num_tokens, num_kv_heads, head_dim]`."""
+        if self.key_matrices is not None:
+            return _times(key, self.key_matrices)
         key = key.float()
         if (multipliers := self.key_multipliers) is not None:
             # A product with the reciprocal, as the kernels have it: the same bits.
@@ -82,6 +133,9 @@ class KeyTransform:
 
     def queries(self, query: torch.Tensor) -> torch.Tensor:
         """Return `T^-T q`, fp32, for queries `[num_tokens, num_heads, head_dim]`."""
+        if self.query_matrices is not None:
+            group = query.shape[1] // self.query_matrices.shape[0]
+            return _times(query, self.query_matrices.repeat_interleave(group, 0))
         query = query.float()
         if self.scales is not None:
             group = query.shape[1] // self.scales.shape[0]
@@ -90,5 +144,12 @@ class KeyTransform:
 
     def restore_keys(self, key: torch.Tensor) -> torch.Tensor:
         """Return `T^-1 k`, fp32: transformed keys in the model's own basis."""
+        if self.matrices is not None:
+            return _times(key, torch.linalg.inv(self.matrices.double()).mT)
         key = rotate(key.float()) if self.rotate else key.float()
         return key if self.scales is None else key * self.scales
+
+
+def _times(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+    """Multiply each head's rows with its matrix in fp64, rounded to fp32 once."""
+    return torch.einsum("thi,hij->thj", rows.double(), matrices.double()).float()

@@ -3,7 +3,10 @@
 
 import ctypes as ct
 
-from polykv_vllm.formats import FormatSpec
+from polykv_vllm.formats import FormatSpec, clip_place
+
+_QUANTIZERS = ("symmetric", "codebook", "affine")
+"""Names by the numbers of `polykv::Quantizer`."""
 
 
 class Format(ct.Structure):
@@ -13,12 +16,24 @@ class Format(ct.Structure):
         ("key_bits", ct.c_int32),
         ("value_bits", ct.c_int32),
         ("rotate", ct.c_int32),
+        ("key_quantizer", ct.c_int32),
+        ("value_quantizer", ct.c_int32),
+        ("key_clip", ct.c_int32),
+        ("value_clip", ct.c_int32),
     ]
 
     @classmethod
-    def of(cls, fmt: FormatSpec) -> "Format":
-        """Return the struct for `fmt`."""
-        return cls(fmt.key_bits, fmt.value_bits, fmt.value_rotation == "hadamard")
+    def of(cls, fmt: FormatSpec, head_dim: int) -> "Format":
+        """Return the struct for `fmt` with rows of `head_dim` elements."""
+        return cls(
+            fmt.key_bits,
+            fmt.value_bits,
+            fmt.value_rotation == "hadamard",
+            _QUANTIZERS.index(fmt.key_quantizer),
+            _QUANTIZERS.index(fmt.value_quantizer),
+            clip_place(fmt.key_clip, head_dim),
+            clip_place(fmt.value_clip, head_dim),
+        )
 
 
 class Cache(ct.Structure):
@@ -41,6 +56,7 @@ class RowTransform(ct.Structure):
 
     _fields_ = [
         ("multipliers", ct.c_void_p),
+        ("matrices", ct.c_void_p),
         ("rotate", ct.c_int32),
     ]
 
@@ -101,6 +117,7 @@ class AttentionArgs(ct.Structure):
         ("num_heads", ct.c_int32),
         ("sliding_window", ct.c_int32),
         ("dtype", ct.c_int32),
+        ("query_dtype", ct.c_int32),
         ("scale", ct.c_float),
         ("fast", ct.c_int32),
         ("num_threads", ct.c_int32),

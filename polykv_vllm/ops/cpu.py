@@ -106,7 +106,7 @@ def _cache_struct(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Cac
         num_kv_heads,
         block_size,
         head_dim,
-        Format.of(fmt),
+        Format.of(fmt, head_dim),
     )
 
 
@@ -137,13 +137,15 @@ def _check_softmax(scale: float, sliding_window: int) -> None:
 
 
 def _row_transform(
-    multipliers: torch.Tensor | None, rotate: bool
-) -> tuple[RowTransform, torch.Tensor | None]:
-    """Return the struct and the tensor it points to, which has to stay."""
-    if multipliers is None:
-        return RowTransform(None, rotate), None
-    multipliers = multipliers.cpu().contiguous()
-    return RowTransform(multipliers.data_ptr(), rotate), multipliers
+    multipliers: torch.Tensor | None, matrices: torch.Tensor | None, rotate: bool
+) -> tuple[RowTransform, list[torch.Tensor | None]]:
+    """Return the struct and the tensors it points to, which have to stay."""
+    kept = [
+        None if each is None else each.float().cpu().contiguous()
+        for each in (multipliers, matrices)
+    ]
+    pointers = (None if each is None else each.data_ptr() for each in kept)
+    return RowTransform(*pointers, rotate), kept
 
 
 def _logit_struct(terms: LogitTerms) -> LogitStruct:
@@ -178,8 +180,10 @@ class LayerStore:
     ) -> None:
         self._kernel, self._fmt = kernel, fmt
         self._transform = key_transform or KeyTransform()
-        struct, self._multipliers = _row_transform(
-            self._transform.key_multipliers, self._transform.rotate
+        struct, self._kept = _row_transform(
+            self._transform.key_multipliers,
+            self._transform.key_matrices,
+            self._transform.rotate,
         )
         self._args = StoreArgs(num_threads=num_threads, key_transform=struct)
         self._ref = ct.byref(self._args)
@@ -250,8 +254,10 @@ class LayerAttention:
         self._logits = logits or LogitTerms()
         self._kernel, self._fmt = kernel, fmt
         self._transform = key_transform or KeyTransform()
-        struct, self._multipliers = _row_transform(
-            self._transform.scales, self._transform.rotate
+        struct, self._kept = _row_transform(
+            self._transform.scales,
+            self._transform.query_matrices,
+            self._transform.rotate,
         )
         self._args = AttentionArgs(
             scale=scale,
@@ -297,7 +303,7 @@ class LayerAttention:
         args.cache = _cache_struct(kv_cache, self._fmt, head_dim)
         self._transform.check_shape(args.cache.num_kv_heads, head_dim)
         shape = (num_heads, head_dim)
-        args.dtype = _check_rows("query", query, shape)
+        args.dtype = args.query_dtype = _check_rows("query", query, shape)
         if _check_rows("output", output, shape) != args.dtype:
             raise ValueError(f"query is {query.dtype}, output {output.dtype}")
         if num_heads % args.cache.num_kv_heads:

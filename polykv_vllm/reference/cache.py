@@ -24,9 +24,13 @@ def _quantize(
     out = []
     for rows, quantize in ((key, quantize_key), (value, quantize_value)):
         # where, not a product: 0 * inf is NaN.
-        codes, scale = quantize(torch.where(clean, rows, torch.zeros_like(rows)), fmt)
-        out.append(Quantized(codes, torch.where(poisoned, nan, scale)))
+        each = quantize(torch.where(clean, rows, torch.zeros_like(rows)), fmt)
+        out.append(each._replace(scale=torch.where(poisoned, nan, each.scale)))
     return out[0], out[1]
+
+
+def _at(rows: Quantized, token: int, head: int) -> Quantized:
+    return Quantized(*(None if part is None else part[token, head] for part in rows))
 
 
 def reshape_and_cache(
@@ -48,8 +52,8 @@ def reshape_and_cache(
             pack_token(
                 kv_cache[block, head].reshape(-1),
                 offset,
-                Quantized(keys.codes[token, head], keys.scale[token, head]),
-                Quantized(values.codes[token, head], values.scale[token, head]),
+                _at(keys, token, head),
+                _at(values, token, head),
                 fmt,
             )
 

@@ -144,10 +144,11 @@ class Affine:
             place = min(int(self.clip * head_dim), head_dim - 1)
             bound = rows.abs().sort(-1).values[..., place, None]
             rows = rows.clamp(-bound, bound)
-        minimum = _rounded(rows.amin(-1, keepdim=True), self.scale_dtype)
+        # Adding zero makes -0 the 0 that it equals: the kernels store the same bytes.
+        minimum = _rounded(rows.amin(-1, keepdim=True) + 0.0, self.scale_dtype)
         levels = (1 << self.bits) - 1
         # Divided first: the span of a row near the largest float is none.
-        step = rows.amax(-1, keepdim=True) / levels - minimum / levels
+        step = (rows.amax(-1, keepdim=True) + 0.0) / levels - minimum / levels
         step = _rounded(step.clamp(min=0), self.scale_dtype)
         # In halves, as the span may be none; a power of two changes no rounding.
         codes = _divided(rows / 2 - minimum / 2, step / 2).add(0.5).floor()

@@ -5,33 +5,39 @@ Deliberately naive: the place of every bit is asked of `formats.TileLayout`, so 
 shares no logic with the kernels' packing.
 """
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 
-from polykv_vllm.formats import FormatSpec, TileLayout
+from polykv_vllm.formats import CODEBOOKS, FormatSpec, TileLayout
 from polykv_vllm.reference.quantize import Quantized
 
 
 class _Places:
-    """Byte and bit number of every code bit of a tile."""
+    """Byte and bit number of every code bit of a tile: `[token, dim, bit, 2]`."""
 
     def __init__(self, layout: TileLayout) -> None:
         tokens, dims = range(layout.block_size), range(layout.head_dim)
         spec = layout.spec
-        self.key_byte = torch.tensor(
-            [[layout.key_byte(t, d) for d in dims] for t in tokens]
-        )
-        bits = [
-            [[layout.value_bit(t, d, b) for b in range(spec.value_bits)] for d in dims]
-            for t in tokens
-        ]
-        self.value_bit = torch.tensor(bits)  # [token, dim, bit, (byte, number)]
+
+        def table(place: Callable[[int, int, int], tuple[int, int]], bits: int) -> Any:
+            return torch.tensor(
+                [[[place(t, d, b) for b in range(bits)] for d in dims] for t in tokens]
+            )
+
+        self.key_bit = table(layout.key_bit, spec.key_bits)
+        self.value_bit = table(layout.value_bit, spec.value_bits)
 
 
 @cache
 def _places(fmt: FormatSpec, head_dim: int, block_size: int) -> _Places:
     return _Places(TileLayout(fmt, head_dim, block_size))
+
+
+def _key_levels(fmt: FormatSpec) -> torch.Tensor:
+    return torch.tensor(CODEBOOKS[fmt.key_bits].levels, dtype=torch.int32)
 
 
 def _scale_bytes(scale: torch.Tensor) -> torch.Tensor:
@@ -55,23 +61,38 @@ def pack_token(
     block_size = tile.numel() // fmt.slot_bytes(head_dim)
     layout = TileLayout(fmt, head_dim, block_size)
     places = _places(fmt, head_dim, block_size)
-    tile[places.key_byte[token]] = (key.codes + fmt.key_bias).to(torch.uint8)
-    # The bits of a token's value codes are distinct places, so adding them is or.
-    where = places.value_bit[token, ..., 0].reshape(-1)
-    number = places.value_bit[token, ..., 1].reshape(-1)
-    code_bits = value.codes.unsqueeze(-1) >> torch.arange(fmt.value_bits) & 1
+    key_codes = key.codes
+    if fmt.key_quantizer == "symmetric":
+        key_codes = key_codes + fmt.key_bias
+    elif fmt.key_quantizer == "codebook":
+        key_codes = torch.bucketize(key_codes, _key_levels(fmt))
     written = torch.zeros(tile.numel(), dtype=torch.int64)
     fresh = written.clone()
-    written.index_add_(0, where, 1 << number)
-    fresh.index_add_(0, where, code_bits.reshape(-1) << number)
+    for place, codes in (
+        (places.key_bit[token], key_codes),
+        (places.value_bit[token], value.codes),
+    ):
+        # The bits of a token's codes are distinct places, so adding them is or.
+        where, number = place[..., 0].reshape(-1), place[..., 1].reshape(-1)
+        bits = codes.unsqueeze(-1) >> torch.arange(place.shape[1]) & 1
+        written.index_add_(0, where, 1 << number)
+        fresh.index_add_(0, where, bits.reshape(-1) << number)
     tile.copy_((tile.long() & ~written | fresh).to(torch.uint8))
-    for offset, scale in (
+    for offset, scale in _scalars(layout, key, value):
+        if scale is not None:
+            first = offset + 2 * token
+            tile[first : first + 2] = _scale_bytes(scale.reshape(1))
+
+
+def _scalars(
+    layout: TileLayout, key: Quantized, value: Quantized
+) -> list[tuple[int, torch.Tensor | None]]:
+    return [
         (layout.key_scales_offset, key.scale),
         (layout.value_scales_offset, value.scale),
-    ):
-        tile[offset + 2 * token : offset + 2 * token + 2] = _scale_bytes(
-            scale.reshape(1)
-        )
+        (layout.key_minimums_offset, key.minimum),
+        (layout.value_minimums_offset, value.minimum),
+    ]
 
 
 def unpack_tile(
@@ -93,15 +114,31 @@ def unpack_tile(
     layout = TileLayout(fmt, head_dim, block_size)
     places = _places(fmt, head_dim, block_size)
     wide = tile.int()
-    key_mask = (1 << fmt.key_bits) - 1
-    key_codes = (wide[..., places.key_byte] & key_mask) - fmt.key_bias
-    number = torch.arange(fmt.value_bits)
-    raw = wide[..., places.value_bit[..., 0]] >> places.value_bit[..., 1] & 1
-    value_codes = (raw << number).sum(-1, dtype=torch.int32)
-    if fmt.value_rotation == "none":
+
+    def codes(place: torch.Tensor) -> torch.Tensor:
+        bits = wide[..., place[..., 0]] >> place[..., 1] & 1
+        return (bits << torch.arange(place.shape[2])).sum(-1, dtype=torch.int32)
+
+    def scalars(offset: int) -> torch.Tensor:
+        return tile[..., offset : offset + 2 * block_size].clone().view(torch.bfloat16)
+
+    key_codes, value_codes = codes(places.key_bit), codes(places.value_bit)
+    if fmt.key_quantizer == "symmetric":
+        key_codes = key_codes - fmt.key_bias
+    elif fmt.key_quantizer == "codebook":
+        key_codes = _key_levels(fmt)[key_codes.long()]
+    if fmt.value_quantizer == "symmetric":
         value_codes = value_codes.to(torch.int8).int()
-    scales = [
-        tile[..., offset : offset + 2 * block_size].clone().view(torch.bfloat16)
-        for offset in (layout.key_scales_offset, layout.value_scales_offset)
-    ]
-    return Quantized(key_codes, scales[0]), Quantized(value_codes, scales[1])
+    key_affine, value_affine = (size > 0 for size in fmt.minimum_bytes)
+    return (
+        Quantized(
+            key_codes,
+            scalars(layout.key_scales_offset),
+            scalars(layout.key_minimums_offset) if key_affine else None,
+        ),
+        Quantized(
+            value_codes,
+            scalars(layout.value_scales_offset),
+            scalars(layout.value_minimums_offset) if value_affine else None,
+        ),
+    )

@@ -12,21 +12,30 @@ from typing import NamedTuple
 import torch
 
 from polykv_vllm.formats import CODEBOOKS, FormatSpec, power_blocks
-from polykv_vllm.reference.rotation import rotate, rotate_unnormalized
+from polykv_vllm.reference.lowbit import Affine, Codes
+from polykv_vllm.reference.rotation import (
+    power_of_two,
+    rotate,
+    rotate_any,
+    rotate_unnormalized,
+)
 
 
 class Quantized(NamedTuple):
     """Codes and scales of rows.
 
     Attributes:
-        codes: `[..., head_dim]` int32; signed for symmetric quantizers, an index into
-            the codebook's levels for rotated values.
-        scale: `[...]` bf16.
+        codes: `[..., head_dim]` int32; signed for symmetric quantizers, of affine ones
+            the number of steps above the minimum; of codebooks the level itself for
+            keys, its index for values.
+        scale: `[...]` bf16; of affine quantizers, the step.
+        minimum: `[...]` bf16, of affine quantizers; else None.
 
     """
 
     codes: torch.Tensor
     scale: torch.Tensor
+    minimum: torch.Tensor | None = None
 
 
 def bf16_round_up(x: torch.Tensor) -> torch.Tensor:
@@ -71,18 +80,15 @@ def _tree_sum(rows: torch.Tensor) -> torch.Tensor:
     return _halve(total, 1)[..., 0]
 
 
-def _power_of_two(exponent: torch.Tensor) -> torch.Tensor:
-    return (exponent << 23).view(torch.float32)
-
-
-def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
+def quantize_rotated(rows: torch.Tensor, bits: int, rotated: bool = True) -> Quantized:
     """Rotate, then quantize with the Lloyd-Max codebook of `bits` bits.
 
     Rows whose largest magnitude is below 2^-125 get scale 0.
 
     Args:
         rows: `[..., head_dim]` fp32, finite.
-        bits: 3 or 4.
+        bits: 2, 3 or 4.
+        rotated: False leaves the rotation out.
 
     """
     book = CODEBOOKS[bits]
@@ -92,7 +98,10 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     lost = exponent <= 1
     exponent = exponent.clamp(min=2)
     # An exact power of two keeps the squares of any row in range.
-    y = rotate_unnormalized(rows * _power_of_two(255 - exponent).unsqueeze(-1))
+    y = rows * power_of_two(255 - exponent).unsqueeze(-1)
+    gain = 1  # of the unnormalised transform, in the square of a row's norm
+    if rotated:
+        y, gain = rotate_unnormalized(y), power_blocks(head_dim)[0]
     norm2 = _tree_sum(y * y)
     rms = torch.sqrt(norm2 / head_dim).unsqueeze(-1)
     boundaries = torch.tensor(book.boundaries, dtype=torch.float32)
@@ -101,33 +110,59 @@ def quantize_rotated(rows: torch.Tensor, bits: int) -> Quantized:
     )
     codes = torch.where(lost.unsqueeze(-1), torch.zeros_like(codes), codes)
     levels = torch.tensor(book.levels)[codes.long()]
-    level_norm2 = (levels * levels).sum(-1) * power_blocks(head_dim)[0]
-    scale = torch.sqrt(norm2 / level_norm2.float()) * _power_of_two(exponent - 1)
+    level_norm2 = (levels * levels).sum(-1) * gain
+    scale = torch.sqrt(norm2 / level_norm2.float()) * power_of_two(exponent - 1)
     scale = torch.where(lost, torch.zeros_like(scale), scale)
     return Quantized(codes, scale.to(torch.bfloat16))
 
 
+def quantize_affine(rows: torch.Tensor, bits: int, clip: float) -> Quantized:
+    """Quantize to a minimum and `2^bits - 1` steps; see `lowbit.Affine`."""
+    return Quantized(*Affine(bits, clip).quantize(rows))
+
+
 def quantize_key(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
     """Quantize keys `[..., head_dim]` fp32."""
+    if fmt.key_quantizer == "affine":
+        return quantize_affine(rows, fmt.key_bits, fmt.key_clip)
+    if fmt.key_quantizer == "codebook":
+        quantized = quantize_rotated(rows, fmt.key_bits, rotated=False)
+        levels = torch.tensor(CODEBOOKS[fmt.key_bits].levels, dtype=torch.int32)
+        return quantized._replace(codes=levels[quantized.codes.long()])
     return quantize_symmetric(rows, fmt.key_max_code)
 
 
 def quantize_value(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
     """Quantize values `[..., head_dim]` fp32."""
-    if fmt.value_rotation == "none":
+    rotated = fmt.value_rotation == "hadamard"
+    if fmt.value_quantizer == "symmetric":
         return quantize_symmetric(rows, 127)
-    return quantize_rotated(rows, fmt.value_bits)
+    if fmt.value_quantizer == "codebook":
+        return quantize_rotated(rows, fmt.value_bits, rotated)
+    if rotated:
+        rows = rotate_any(rows)
+    return quantize_affine(rows, fmt.value_bits, fmt.value_clip)
+
+
+def _dequantize_affine(quantized: Quantized) -> torch.Tensor:
+    return Affine(bits=0).dequantize(Codes(*quantized))
 
 
 def dequantize_key(quantized: Quantized) -> torch.Tensor:
     """Return keys `[..., head_dim]` fp32."""
+    if quantized.minimum is not None:
+        return _dequantize_affine(quantized)
     return quantized.codes.float() * quantized.scale.float().unsqueeze(-1)
 
 
 def dequantize_value(quantized: Quantized, fmt: FormatSpec) -> torch.Tensor:
     """Return values `[..., head_dim]` fp32, rotated back."""
     scale = quantized.scale.float().unsqueeze(-1)
-    if fmt.value_rotation == "none":
-        return quantized.codes.float() * scale
-    levels = torch.tensor(CODEBOOKS[fmt.value_bits].levels)
-    return rotate(levels[quantized.codes.long()].float() * scale)
+    if fmt.value_quantizer == "affine":
+        rows = _dequantize_affine(quantized)
+    elif fmt.value_quantizer == "codebook":
+        levels = torch.tensor(CODEBOOKS[fmt.value_bits].levels)
+        rows = levels[quantized.codes.long()].float() * scale
+    else:
+        rows = quantized.codes.float() * scale
+    return rotate(rows) if fmt.value_rotation == "hadamard" else rows

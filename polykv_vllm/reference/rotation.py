@@ -48,3 +48,26 @@ def rotate_unnormalized(rows: torch.Tensor) -> torch.Tensor:
         ratio = sizes[0] // size
         parts.append(turned if ratio == 1 else turned * ratio**0.5)
     return torch.cat(parts, -1)
+
+
+def rotate_any(rows: torch.Tensor) -> torch.Tensor:
+    """Rotate rows of any finite size.
+
+    An exact power of two keeps the sums of large rows in range; elements beyond fp32
+    become its largest number. Rows whose largest magnitude is below 2^-125 become zero.
+
+    Args:
+        rows: `[..., head_dim]` fp32, finite.
+
+    """
+    exponent = rows.abs().amax(-1, keepdim=True).contiguous().view(torch.int32) >> 23
+    lost = exponent <= 1
+    exponent = exponent.clamp(min=2)
+    rotated = rotate(rows * power_of_two(255 - exponent)) * power_of_two(exponent - 1)
+    limit = torch.finfo(torch.float32).max
+    return torch.where(lost, 0.0, rotated.clamp(-limit, limit))
+
+
+def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """Return the fp32 number of a biased exponent 1..254, int32."""
+    return (exponent << 23).view(torch.float32)

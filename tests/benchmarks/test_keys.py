@@ -9,7 +9,6 @@ import typer
 from typer.testing import CliRunner, Result
 
 from benchmarks import keys
-from polykv_vllm.keys import TREATMENTS
 
 
 def run(*arguments: str) -> Result:
@@ -24,7 +23,7 @@ def test_quick_mode(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     timings = json.loads(path.read_text())["timings"]
     assert len(timings) == 4
-    assert all(tuple(each) == TREATMENTS for each in timings.values())
+    assert all(tuple(each) == keys.ARMS for each in timings.values())
 
 
 def test_another_output_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -249,4 +249,4 @@ def test_keys_with_a_large_bias(fmt: FormatSpec) -> None:
 
     unbiased = error(noise, None)  # 0.010 with 8 bits
     assert error(noise + bias, transform) < 2 * unbiased  # 0.012 to 0.013
-    assert error(noise + bias, None) > 20 * unbiased  # 1.05
+    assert error(noise + bias, None) > 0.9  # 1.05 and more

@@ -14,9 +14,12 @@ from polykv_vllm.ops.cpu import load_library
 @pytest.mark.parametrize("head_dim", SUPPORTED_HEAD_DIMS)
 @pytest.mark.parametrize("block_size", [16, 32, 48, 128])
 def test_offsets_are_equal(fmt, head_dim: int, block_size: int) -> None:
-    out = (ct.c_int64 * 5)()
+    out = (ct.c_int64 * 8)()
     load_library().polykv_tile_layout(
-        ct.byref(Format.of(fmt)), ct.c_int64(head_dim), ct.c_int64(block_size), out
+        ct.byref(Format.of(fmt, head_dim)),
+        ct.c_int64(head_dim),
+        ct.c_int64(block_size),
+        out,
     )
     layout = TileLayout(fmt, head_dim, block_size)
     assert list(out) == [
@@ -25,6 +28,9 @@ def test_offsets_are_equal(fmt, head_dim: int, block_size: int) -> None:
         layout.key_scales_offset,
         layout.value_scales_offset,
         layout.tile_bytes,
+        layout.key_high_plane_offset,
+        layout.key_minimums_offset,
+        layout.value_minimums_offset,
     ]
 
 
@@ -48,5 +54,5 @@ def test_codebooks_are_equal(bits: int) -> None:
 
 def test_there_are_no_other_codebooks() -> None:
     levels, boundaries = (ct.c_int8 * 256)(), (ct.c_float * 256)()
-    for bits in (2, 5, 8):
+    for bits in (1, 5, 8):
         assert load_library().polykv_codebook(bits, levels, boundaries) == 0

@@ -11,12 +11,18 @@ from polykv_vllm.formats.gpu_layout import (
 )
 from polykv_vllm.formats.layout import LAYOUT_ID
 
-NAMED = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+BYTE_KEYS = [fmt for fmt in FORMATS.values() if not fmt.is_low_bit]
+NAMED = pytest.mark.parametrize("fmt", BYTE_KEYS, ids=lambda f: f.name)
 HEAD_DIMS = [dim for dim in SUPPORTED_HEAD_DIMS if dim in (64, 128, 256)]
 
 
 def test_the_orders_have_different_names() -> None:
     assert GPU_LAYOUT_ID != LAYOUT_ID
+
+
+def test_low_bit_formats_have_none() -> None:
+    with pytest.raises(ValueError, match="polykv_k2v2 has no order for GPUs"):
+        GpuTileLayout(FORMATS["polykv_k2v2"], 64, 32)
 
 
 @NAMED

@@ -17,10 +17,13 @@ def places(layout: TileLayout) -> dict[int, list[tuple[int, int]]]:
     for token in range(layout.block_size):
         bits = owned.setdefault(token, [])
         for dim in range(layout.head_dim):
-            byte = layout.key_byte(token, dim)
-            bits += [(byte, bit) for bit in range(spec.key_bits)]
+            bits += [layout.key_bit(token, dim, b) for b in range(spec.key_bits)]
             bits += [layout.value_bit(token, dim, b) for b in range(spec.value_bits)]
-        for offset in (layout.key_scales_offset, layout.value_scales_offset):
+        offsets = [layout.key_scales_offset, layout.value_scales_offset]
+        minimums = (layout.key_minimums_offset, layout.value_minimums_offset)
+        stored = zip(minimums, spec.minimum_bytes, strict=True)
+        offsets += [offset for offset, size in stored if size]
+        for offset in offsets:
             first = offset + 2 * token
             bits += [(first + i, bit) for i in range(2) for bit in range(8)]
     return owned
@@ -67,7 +70,9 @@ def test_sections_follow_each_other(
         layout.value_scales_offset,
     ]
     assert sections == sorted(set(sections))
-    assert layout.tile_bytes == layout.value_scales_offset + 2 * block_size
+    assert layout.key_minimums_offset == layout.value_scales_offset + 2 * block_size
+    last = layout.value_minimums_offset + fmt.minimum_bytes[1] * block_size
+    assert layout.tile_bytes == last
     # The kernels load whole vectors of codes and 16-bit scales.
     assert layout.value_codes_offset % 64 == 0
     assert layout.key_scales_offset % 2 == 0
@@ -78,6 +83,17 @@ def test_key_order_is_the_documented_one() -> None:
     layout = TileLayout(FORMATS["polykv_k8v3"], 128, 32)
     assert [layout.key_byte(0, d) for d in range(5)] == [0, 1, 2, 3, 64]
     assert [layout.key_byte(t, 0) for t in (1, 15, 16)] == [4, 60, 16 * 128]
+
+
+def test_one_load_of_low_bit_keys_is_whole_rows_of_the_key_order() -> None:
+    """Byte i of each row that shifts and masks give is byte i of the 8-bit order."""
+    whole = TileLayout(FORMATS["polykv_k8v3"], 128, 32)
+    for name, rows in (("polykv_k4v4", 2), ("polykv_k2v2", 4), ("polykv_k3v3", 4)):
+        layout = TileLayout(FORMATS[name], 128, 32)
+        for token, dim in ((0, 0), (5, 77), (17, 127), (31, 64)):
+            byte, bit = layout.key_bit(token, dim, 0)
+            row, place = divmod(whole.key_byte(token, dim), 64)
+            assert (byte // 64 * rows + bit * rows // 8, byte % 64) == (row, place)
 
 
 def test_seven_bit_keys_carry_the_top_value_bit() -> None:

@@ -51,7 +51,7 @@ def test_polykv_is_the_published_format() -> None:
     assert set(CACHE_DTYPES) == set(ALIASES) | set(FORMATS)
 
 
-@pytest.mark.parametrize("name", ["polykv_k2v2", "", "auto", "POLYKV", "fp8"])
+@pytest.mark.parametrize("name", ["polykv_k1v1", "", "auto", "POLYKV", "fp8"])
 def test_unknown_name_lists_what_exists(name: str) -> None:
     assert not is_polykv_dtype(name)
     with pytest.raises(ValueError) as error:

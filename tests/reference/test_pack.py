@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polykv_vllm.formats import FORMATS, FormatSpec, TileLayout
+from polykv_vllm.formats import CODEBOOKS, FORMATS, FormatSpec, TileLayout
 from polykv_vllm.reference.pack import pack_token, unpack_tile
 from polykv_vllm.reference.quantize import Quantized
 from tests.formats.test_layout import places
@@ -16,13 +16,24 @@ FORMAT_LIST = list(FORMATS.values())
 
 def random_codes(fmt: FormatSpec, head_dim: int) -> tuple[Quantized, Quantized]:
     """Return a token whose codes cover their whole range."""
-    scales = torch.randn(2).to(torch.bfloat16)
-    key = torch.randint(-fmt.key_max_code, fmt.key_max_code + 1, (head_dim,))
-    low, high = (
-        (-127, 128) if fmt.value_rotation == "none" else (0, 1 << fmt.value_bits)
-    )
-    value = torch.randint(low, high, (head_dim,))
-    return Quantized(key.int(), scales[0]), Quantized(value.int(), scales[1])
+    rows = []
+    for quantizer, bits, minimum_bytes in zip(
+        # Keys of a codebook come as levels.
+        (fmt.key_quantizer, fmt.value_quantizer),
+        (fmt.key_bits, fmt.value_bits),
+        fmt.minimum_bytes,
+        strict=True,
+    ):
+        largest = (1 << (bits - 1)) - 1
+        low, high = (
+            (-largest, largest + 1) if quantizer == "symmetric" else (0, 1 << bits)
+        )
+        scales = torch.randn(2).to(torch.bfloat16)
+        codes = torch.randint(low, high, (head_dim,)).int()
+        if quantizer == "codebook" and not rows:
+            codes = torch.tensor(CODEBOOKS[bits].levels, dtype=torch.int32)[codes]
+        rows.append(Quantized(codes, scales[0], scales[1] if minimum_bytes else None))
+    return rows[0], rows[1]
 
 
 @pytest.mark.parametrize("fmt", FORMAT_LIST, ids=lambda f: f.name)
@@ -37,6 +48,10 @@ def test_pack_then_unpack(fmt: FormatSpec, head_dim: int, block_size: int) -> No
     for part, got in enumerate(unpacked):
         assert torch.equal(got.codes, torch.stack([t[part].codes for t in tokens]))
         assert torch.equal(got.scale, torch.stack([t[part].scale for t in tokens]))
+        assert (got.minimum is None) == (tokens[0][part].minimum is None)
+        if got.minimum is not None:
+            minimums = torch.stack([t[part].minimum for t in tokens])
+            assert torch.equal(got.minimum, minimums)
 
 
 @given(st.sampled_from(FORMAT_LIST), st.integers(0, 31), st.integers(0, 2**16))

@@ -6,19 +6,28 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polykv_vllm.formats import CODEBOOKS, FORMATS, SUPPORTED_HEAD_DIMS, FormatSpec
+from polykv_vllm.formats import (
+    CODEBOOKS,
+    FORMATS,
+    SUPPORTED_HEAD_DIMS,
+    FormatSpec,
+    clip_place,
+)
 from polykv_vllm.reference.quantize import (
     bf16_round_up,
     dequantize_key,
     dequantize_value,
+    quantize_affine,
     quantize_key,
     quantize_rotated,
     quantize_symmetric,
     quantize_value,
 )
+from polykv_vllm.reference.rotation import rotate
 from tests.row_strategies import rows
 
-ROTATED = [f for f in FORMATS.values() if f.value_rotation == "hadamard"]
+ROTATED = [f for f in FORMATS.values() if f.value_quantizer == "codebook"]
+LOW_BIT = [f for f in FORMATS.values() if f.is_low_bit]
 DIMS = st.sampled_from(SUPPORTED_HEAD_DIMS)
 
 # Spacing of bf16 below its normal range, and the largest relative step above it.
@@ -35,7 +44,7 @@ def test_bf16_round_up(x: float) -> None:
 @given(DIMS.flatmap(rows), st.sampled_from([63, 127]))
 def test_symmetric_error_is_half_a_step(row: torch.Tensor, max_code: int) -> None:
     """|x - code * scale| <= scale / 2, and scale is one bf16 step above max / 127."""
-    codes, scale = quantize_symmetric(row, max_code)
+    codes, scale, _ = quantize_symmetric(row, max_code)
     assert codes.abs().max() <= max_code
     step, largest = scale.double(), row.double().abs().max()
     assert step <= (largest / max_code) * (1 + BF16_EPS) * (1 + 2**-23) + BF16_SUBNORMAL
@@ -49,7 +58,7 @@ def test_symmetric_error_is_half_a_step(row: torch.Tensor, max_code: int) -> Non
 
 @given(DIMS.flatmap(rows), st.sampled_from([63, 127]))
 def test_symmetric_uses_its_range(row: torch.Tensor, max_code: int) -> None:
-    codes, scale = quantize_symmetric(row, max_code)
+    codes, scale, _ = quantize_symmetric(row, max_code)
     if scale > 2.0**-126:
         # Rounding the scale up by one bf16 step costs at most 1/129 of the codes.
         assert codes.abs().max() >= max_code * (1 - BF16_EPS) - 0.5
@@ -63,7 +72,7 @@ def test_rotated_rows_keep_norm_and_direction(row: torch.Tensor, bits: int) -> N
     row; bf16 rounding of the scale changes |v'| by 2^-8, fp32 by a few 2^-24.
     """
     fmt = FORMATS[f"polykv_k8v{bits}"]
-    codes, scale = quantize_rotated(row, bits)
+    codes, scale, _ = quantize_rotated(row, bits)
     assert scale.isfinite()
     assert codes.min() >= 0 and codes.max() < 2**bits
     norm = row.double().norm().item()
@@ -174,3 +183,49 @@ def test_key_bias_of_qwen_keeps_the_top_key() -> None:
     key[target] += 20 * sigma * query
     found = (query @ dequantize_key(quantize_key(key, fmt)).T).argmax(-1)
     assert torch.equal(found, (query @ key.T).argmax(-1))
+
+
+@pytest.mark.parametrize("fmt", LOW_BIT, ids=lambda f: f.name)
+def test_one_hot_key_without_and_with_a_rotation(fmt: FormatSpec) -> None:
+    """What codes of few bits make of a spike: keys are not stored as they come.
+
+    As it comes, it goes beyond a codebook's largest level, and the zeros around it
+    become the smallest ones. Rotated, all of its elements have one magnitude: with the
+    norm kept, one level codes them to within the rounding of a bf16 scale, where a
+    scale from the RMS alone puts them on a 2-bit threshold.
+    """
+    row = torch.zeros(128)
+    row[77] = -3.7
+    plain = dequantize_key(quantize_key(row, fmt))
+    is_codebook = fmt.key_quantizer == "codebook"
+    assert ((plain - row).norm() > 0.5 * row.norm()) == is_codebook
+    turned = rotate(dequantize_key(quantize_key(rotate(row), fmt)))
+    assert (turned - row).abs().max() <= 3.7 * 2**-7
+
+
+@given(DIMS.flatmap(rows), st.sampled_from([2, 3, 4]), st.sampled_from([0.0, 0.96]))
+def test_affine_error_is_half_a_step_beside_what_is_clipped(
+    row: torch.Tensor, bits: int, clip: float
+) -> None:
+    """Also of the largest rows, and zero for rows that bf16 has no step for."""
+    codes, scale, minimum = quantize_affine(row, bits, clip)
+    assert minimum is not None
+    assert codes.min() >= 0 and codes.max() < 2**bits
+    bound = row.abs().sort().values[clip_place(clip, row.shape[-1])]
+    clipped = row.clamp(-bound, bound).double()
+    error = (codes.double() * scale.double() + minimum.double() - clipped).abs().max()
+    # bf16 rounds the two ends of the range, and the step times 2^bits - 1.
+    rounding = 2**-7 * clipped.abs().max() + 2**bits * BF16_SUBNORMAL
+    assert error <= scale.double() / 2 + rounding
+
+
+def test_published_affine_codes() -> None:
+    """The worked example of the published 2-bit quantizer, head_dim 8, clip 0.5.
+
+    0 lies half way between two levels and goes up.
+    """
+    v = torch.tensor([0.5, -1.25, 3, 0, -0.75, 2.25, -4, 1])
+    quantized = quantize_affine(v, 2, 0.5)
+    low, high = 0.41666667, 1.25
+    expected = torch.tensor([low, -high, high, low, -low, high, -high, high])
+    torch.testing.assert_close(dequantize_key(quantized), expected, rtol=0, atol=2**-7)

@@ -18,7 +18,7 @@ template <int D>
 struct Scratch {
   alignas(64) int8_t query[kMaxRows / kSubRows][2 * kSubRows * D];
   alignas(64) int8_t levels[kTileTokens * D];
-  alignas(64) uint8_t keys[kTileTokens * D];  // 7-bit keys without their free bit
+  alignas(64) uint8_t keys[kTileTokens * D];  // of less than 8 bits, a byte each
   SoftmaxBuffers softmax;
   RowParams rows[kMaxRows];
   TileResult result;
@@ -68,14 +68,16 @@ inline void load_run(const AttentionArgs& args, const RowBlock& block,
   const int64_t first_token = args.query_start_loc[run.request];
   const int64_t query_len = args.query_start_loc[run.request + 1] - first_token;
   const int64_t context = args.seq_lens[run.request] - query_len;
-  const int bias = 1 << (args.cache.format.key_bits - 1);
+  const Format& format = args.cache.format;
+  const int bias =
+      format.key_quantizer == Quantizer::kAffine ? -1 : key_bias(format);
   for (int i = run.row_begin; i < run.row_begin + run.num_rows; ++i, ++row) {
     const int64_t token = i / group, head = block.kv_head * group + i % group;
     alignas(64) float q[D];
     load_row<D>(
         q, args.query,
         (first_token + token) * args.query_token_stride + head * args.query_head_stride,
-        args.dtype);
+        args.query_dtype);
     transform_row<D>(q, args.query_transform, block.kv_head);
     int8_t* high = scratch.query[row / kSubRows] + row % kSubRows * D;
     int8_t* low = high + sub_shape(block.num_rows, row / kSubRows).low_row * D;
@@ -102,54 +104,6 @@ inline void load_queries(const AttentionArgs& args, const RowBlock& block,
   }
 }
 
-// Where the tiles of a block of rows lie in the cache.
-template <int D>
-struct TileReader {
-  const Cache& cache;
-  const TileLayout& layout;
-  const int32_t* table;  // a request's block table; where rows share tiles, any one's
-  int64_t head_offset;
-
-  TileReader(const AttentionArgs& args, const TileLayout& layout, const RowBlock& block)
-      : cache(args.cache),
-        layout(layout),
-        table(args.block_table + block.runs[0].request * args.block_table_stride),
-        head_offset(block.kv_head * args.cache.head_stride) {}
-
-  // The 16 tokens from position `token` on; they share a block.
-  struct Subtile {
-    const uint8_t *keys, *codes, *high;
-    const uint16_t *key_scales, *value_scales;
-  };
-
-  Subtile subtile(int64_t token) const {
-    const int64_t offset = token % cache.block_size;
-    const int64_t part = offset / kSubtileTokens;
-    const uint8_t* tile =
-        cache.data + head_offset + table[token / cache.block_size] * cache.block_stride;
-    return {tile + part * kSubtileTokens * D,
-            tile + layout.value_codes + part * code_bytes(),
-            tile + layout.value_high + part * D * 2,
-            reinterpret_cast<const uint16_t*>(tile + layout.key_scales) + offset,
-            reinterpret_cast<const uint16_t*>(tile + layout.value_scales) + offset};
-  }
-
-  // Bytes of value codes per subtile; of 3-bit codes, the low plane.
-  int64_t code_bytes() const {
-    const int plane_bits = TileLayout::value_plane_bits(cache.format);
-    return D * 2 * (plane_bits == 3 ? 2 : plane_bits);
-  }
-
-  // Lines of the subtile, in three or four runs.
-  void plan(int64_t token, Prefetcher& prefetcher) const {
-    const Subtile next = subtile(token);
-    prefetcher.add(next.keys, kSubtileTokens * D);
-    prefetcher.add(next.codes, code_bytes());
-    if (TileLayout::value_plane_bits(cache.format) == 3)
-      prefetcher.add(next.high, D * 2);
-  }
-};
-
 // Unpacks the values of a tile, converts its scales, notes where its keys are.
 // The next tile, as far as tokens below `fetch_end` reach, is planned to be fetched
 // ahead.
@@ -171,13 +125,16 @@ inline void load_tile(const TileReader<D>& reader, int64_t tile_begin, int subti
     unpack_values<D>(format, source.codes, source.high, source.keys,
                      scratch.levels + s * kSubtileTokens * D);
     scratch.key_tiles[s] = source.keys;
-    if (format.key_bits == 7) {
-      uint8_t* stripped = scratch.keys + s * kSubtileTokens * D;
-      strip_free_bit<D>(source.keys, stripped);
-      scratch.key_tiles[s] = stripped;
+    if (format.key_bits < 8) {
+      uint8_t* bytes = scratch.keys + s * kSubtileTokens * D;
+      if (format.key_bits == 7) {
+        strip_free_bit<D>(source.keys, bytes);
+      } else {
+        unpack_keys<D>(format, source.keys, source.key_high, bytes);
+      }
+      scratch.key_tiles[s] = bytes;
     }
-    store(scratch.softmax.scales.key + s * 16, load_bf16(source.key_scales));
-    store(scratch.softmax.scales.value + s * 16, load_bf16(source.value_scales));
+    load_scales(format, source, s * kSubtileTokens, scratch.softmax.scales);
   }
 }
 
@@ -206,21 +163,37 @@ inline SubTile sub_tile(const RowBlock& block, const RowParams* params, int sub,
 
 template <int D>
 inline void score_tile(const SubTile& part, Scratch<D>& scratch) {
-  const ScoreSink sink{scratch.rows + part.sub * kSubRows, scratch.softmax};
-  sink.begin(part.shape.rows);
-  gemm_qk<D>(part.shape, scratch.query[part.sub], scratch.key_tiles,
-             scratch.softmax.prefetcher, sink);
+  const auto run = [&](auto sink) {
+    sink.begin(part.shape.rows);
+    gemm_qk<D>(part.shape, scratch.query[part.sub], scratch.key_tiles,
+               scratch.softmax.prefetcher, sink);
+  };
+  const RowParams* rows = scratch.rows + part.sub * kSubRows;
+  if (scratch.softmax.scales.affine_keys) {
+    run(ScoreSink<true>{rows, scratch.softmax});
+  } else {
+    run(ScoreSink<false>{rows, scratch.softmax});
+  }
 }
 
 template <int D, int kTerms>
 inline void accumulate_tile(const SubTile& part, Scratch<D>& scratch, RowState split) {
   const TileResult& result = scratch.result;
   const int first = part.sub * kSubRows;
-  const Fold fold = fold_sums(first, part.shape.rows, part.valid, result.max,
-                              result.sum, result.factor, split);
-  gemm_pv<D, kTerms>(part.shape, scratch.softmax.prob, scratch.levels,
-                     scratch.softmax.prefetcher,
-                     ValueSink<D>{fold, split.acc + first * D});
+  const bool affine = scratch.softmax.scales.affine_values;
+  const Fold fold =
+      fold_sums(first, part.shape.rows, part.valid, result.max, result.sum,
+                result.factor, affine ? result.zero : nullptr, split);
+  const auto run = [&](auto sink) {
+    gemm_pv<D, kTerms>(part.shape, scratch.softmax.prob, scratch.levels,
+                       scratch.softmax.prefetcher, sink);
+  };
+  float* acc = split.acc + first * D;
+  if (affine) {
+    run(ValueSink<D, true>{fold, acc});
+  } else {
+    run(ValueSink<D, false>{fold, acc});
+  }
 }
 
 // One unpacked tile for all rows of the block. The next sub-block's scores are computed
@@ -253,7 +226,8 @@ inline void merge_rows(int num_rows, RowState state, RowState part) {
     uint32_t valid = 0;  // an empty part is neutral; a NaN sum is not empty
     for (int r = 0; r < rows; ++r) valid |= uint32_t(part.sum[first + r] != 0) << r;
     const Fold fold =
-        fold_sums(first, rows, valid, part.max + first, part.sum + first, ones, state);
+        fold_sums(first, rows, valid, part.max + first, part.sum + first, ones, nullptr,
+                  state);
     for (int r = 0; r < rows; ++r) {
       if (!(valid >> r & 1)) continue;
       const int64_t row = (first + r) * D;
@@ -280,6 +254,9 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
   const TileLayout layout(args.cache.format, D, args.cache.block_size);
   const TileReader<D> reader(args, layout, block);
   load_queries<D>(args, block, scratch);
+  const Format& format = args.cache.format;
+  scratch.softmax.scales.affine_keys = format.key_quantizer == Quantizer::kAffine;
+  scratch.softmax.scales.affine_values = format.value_quantizer == Quantizer::kAffine;
   const LogitTerms& logits = args.logits;
   scratch.softmax.terms = {logits.soft_cap > 0 || logits.alibi_slopes != nullptr,
                            logits.soft_cap * kLog2E};

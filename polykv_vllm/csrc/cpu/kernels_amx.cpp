@@ -24,11 +24,15 @@
 #include "vec_avx512.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_avx512.h"
 #include "gemm_shape.h"
 #include "gemm_amx.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -67,6 +71,7 @@ const KernelTable& amx_kernels() {
       "amx",       [] { return avx512_kernels().supported() && amx_usable(); },
       store_entry, attend_tiles,
       merge_entry, finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

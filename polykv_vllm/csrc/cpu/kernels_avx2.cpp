@@ -20,6 +20,9 @@
 #include "reg_avx2.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_plain.h"
 #include "unpack_bytes.h"
@@ -27,6 +30,7 @@
 #include "gemm_blocks.h"
 #include "gemm_madd.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -45,6 +49,7 @@ const KernelTable& avx2_kernels() {
       attend_entry<>,
       merge_entry,
       finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

@@ -21,12 +21,16 @@
 #include "reg_avx512.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_avx512.h"
 #include "gemm_shape.h"
 #include "gemm_blocks.h"
 #include "gemm_dot.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -47,6 +51,7 @@ const KernelTable& avx512_kernels() {
       attend_entry<>,
       merge_entry,
       finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

@@ -22,6 +22,9 @@
 #include "reg_avx2.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_plain.h"
 #include "unpack_bytes.h"
@@ -29,6 +32,7 @@
 #include "gemm_blocks.h"
 #include "gemm_dot.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -53,6 +57,7 @@ const KernelTable& avxvnni_kernels() {
       attend_entry<>,
       merge_entry,
       finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

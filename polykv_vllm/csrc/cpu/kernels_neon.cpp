@@ -22,6 +22,9 @@
 #include "reg_neon.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_plain.h"
 #include "unpack_bytes.h"
@@ -29,6 +32,7 @@
 #include "gemm_blocks.h"
 #include "gemm_dot.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -41,6 +45,7 @@ const KernelTable& neon_kernels() {
       "neon",      [] { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; },
       store_entry, attend_entry<>,
       merge_entry, finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

@@ -23,6 +23,9 @@
 #include "reg_neon.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_plain.h"
 #include "unpack_bytes.h"
@@ -30,6 +33,7 @@
 #include "gemm_blocks.h"
 #include "gemm_dot.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -47,6 +51,7 @@ const KernelTable& neon_i8mm_kernels() {
       attend_entry<>,
       merge_entry,
       finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

@@ -14,12 +14,16 @@
 #include "vec_scalar.h"
 #include "prefetch.h"
 #include "math-inl.h"
+#include "dense-inl.h"
+#include "affine-inl.h"
+#include "pack_keys-inl.h"
 #include "store-inl.h"
 #include "unpack_plain.h"
 #include "unpack_scalar.h"
 #include "gemm_shape.h"
 #include "gemm_scalar.h"
 #include "softmax-inl.h"
+#include "tile_reader-inl.h"
 #include "attention-inl.h"
 #include "table-inl.h"
 // clang-format on
@@ -30,6 +34,7 @@ const KernelTable& scalar_kernels() {
   static const KernelTable table = {
       "scalar",       [] { return true; }, store_entry,
       attend_entry<>, merge_entry,         finish_entry,
+      transform_queries_entry,
   };
   return table;
 }

@@ -187,6 +187,7 @@ inline void with_head_dim(int head_dim, Fn fn) {
   with_head_dim(head_dim, std::make_integer_sequence<int, kNumHeadDims>{}, fn);
 }
 
+// But for its matrices, which several rows share (dense-inl.h).
 template <int D>
 inline void transform_row(float* row, const RowTransform& transform, int64_t kv_head) {
   if (transform.multipliers) {

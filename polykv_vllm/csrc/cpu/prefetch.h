@@ -27,7 +27,7 @@ class Prefetcher {
 
  private:
   static constexpr int kLinesPerStep = 10;
-  static constexpr int kMaxRuns = 3 * kTileTokens / kSubtileTokens;
+  static constexpr int kMaxRuns = 4 * kTileTokens / kSubtileTokens;
   struct Run {
     const uint8_t *begin, *end;
   };

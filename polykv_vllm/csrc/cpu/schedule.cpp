@@ -5,6 +5,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "passes.h"
@@ -206,8 +207,39 @@ void run_store(const KernelTable& table, const StoreArgs& args) {
   }
 }
 
+namespace {
+
+// Queries times their matrices, once per call: passes load their rows more than once.
+std::unique_ptr<float[]> transformed_queries(const KernelTable& table,
+                                             const AttentionArgs& args) {
+  constexpr int64_t kChunk = 16;
+  const int64_t first = args.query_start_loc[0];
+  const int64_t last = args.query_start_loc[args.num_reqs];
+  const int64_t row = int64_t{args.num_heads} * args.cache.head_dim;
+  std::unique_ptr<float[]> out(new float[last * row]);
+  const int64_t chunks = (last - first + kChunk - 1) / kChunk;
+#pragma omp parallel for num_threads(thread_count(args.num_threads)) schedule(static)
+  for (int64_t c = 0; c < chunks; ++c) {
+    const int64_t begin = first + c * kChunk;
+    table.transform_queries(args, begin, std::min(last, begin + kChunk), out.get());
+  }
+  return out;
+}
+
+}  // namespace
+
 void run_attention(const KernelTable& table, const AttentionArgs& args) {
-  Runner(table, args).run();
+  if (args.query_transform.matrices == nullptr || args.num_reqs == 0) {
+    return Runner(table, args).run();
+  }
+  const std::unique_ptr<float[]> query = transformed_queries(table, args);
+  AttentionArgs plain = args;
+  plain.query = query.get();
+  plain.query_dtype = DType::kFloat32;
+  plain.query_head_stride = args.cache.head_dim;
+  plain.query_token_stride = int64_t{args.num_heads} * args.cache.head_dim;
+  plain.query_transform = {nullptr, nullptr, 0};
+  Runner(table, plain).run();
 }
 
 }  // namespace polykv

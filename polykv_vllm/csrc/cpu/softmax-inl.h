@@ -16,10 +16,14 @@ constexpr float kSumMax = kTerms == 2 ? 65535.0f : 255.0f * 256.0f;
 // (norm under 2e-34) count as zero.
 constexpr float kProbTiny = 2e-34f;
 
-// Per-token scales of one tile, as floats.
+// Per-token scales of one tile, as floats. Of affine rows also what a code of zero, for
+// values a level of zero, stands for.
 struct TileScales {
   alignas(64) float key[kTileTokens];
   alignas(64) float value[kTileTokens];
+  alignas(64) float key_zero[kTileTokens];
+  alignas(64) float value_zero[kTileTokens];
+  bool affine_keys, affine_values;
 };
 
 constexpr float kLog2E = 1.44269504f;
@@ -28,7 +32,7 @@ struct RowParams {
   float scale;         // query scale * softmax scale * log2(e)
   float to_tanh;       // query scale * softmax scale / soft cap
   float slope;         // ALiBi slope * log2(e)
-  int32_t correction;  // -bias * sum of the query codes
+  int32_t correction;  // -bias * sum of the query codes; affine keys: that sum
   int64_t begin, end;  // positions that the row attends to; it is at the last one
 };
 
@@ -44,6 +48,7 @@ struct TileResult {
   alignas(64) float max[kSubRows];     // scores in base 2
   alignas(64) float sum[kSubRows];     // of weights
   alignas(64) float factor[kSubRows];  // value of one unit of the integer accumulator
+  alignas(64) float zero[kSubRows];    // weighted sum of the zeros of affine values
   uint32_t valid;                      // rows that attend to anything in the tile
 };
 
@@ -71,6 +76,7 @@ struct TokenRange {
 };
 
 // Receives the scores of QK: combines the terms and scales by the keys.
+template <bool kAffine>
 struct ScoreSink {
   const RowParams* rows;
   SoftmaxBuffers& buffers;
@@ -80,8 +86,15 @@ struct ScoreSink {
   }
   void operator()(int r, int token, VecI high, VecI low) const {
     const VecI dot = add_i(shift_left<8>(high), low);
-    const VecF score = mul(to_float(add_i(dot, set1_i(rows[r].correction))),
-                           load(buffers.scales.key + token));
+    const VecF scale = load(buffers.scales.key + token);
+    VecF score;
+    if constexpr (kAffine) {
+      const VecF sum = set1(static_cast<float>(rows[r].correction));
+      const VecF zero = mul(load(buffers.scales.key_zero + token), sum);
+      score = fma(to_float(dot), scale, zero);
+    } else {
+      score = mul(to_float(add_i(dot, set1_i(rows[r].correction))), scale);
+    }
     store(buffers.x + r * kTileTokens + token, score);
     store(buffers.top[r], max(load(buffers.top[r]), score));
   }
@@ -126,15 +139,24 @@ inline void apply_terms(const ScoreTerms& terms, const RowParams& row,
 }
 
 // Replaces scores by weight * value scale. The row's weight is 2^(score - max); the
-// probability carries the value scale, so that PV sums integer levels.
-template <bool kMasked>
-inline void weigh(const float* value_scale, float scale, float minus_max,
-                  TokenRange range, int subtiles, float* x, VecF* sum, VecF* top) {
+// probability carries the value scale, so that PV sums integer levels. kAffine: `zeros`
+// becomes the weighted sum of the values' zeros.
+template <bool kMasked, bool kAffine>
+inline void weigh(const TileScales& scales, float scale, float minus_max,
+                  TokenRange range, int subtiles, float* x, VecF* sum, VecF* top,
+                  VecF* zeros) {
   const VecF scale_v = set1(scale), offset = set1(minus_max), zero = set1(0.0f);
-  VecF total = zero, largest = zero;
+  VecF total = zero, largest = zero, shift = zero;
   for (int t = 0; t < subtiles * 16; t += 16) {
     VecF weight = exp2(fma(load(x + t), scale_v, offset));
-    VecF prob = mul(weight, load(value_scale + t));
+    VecF prob = mul(weight, load(scales.value + t));
+    if constexpr (kAffine) {
+      VecF part = mul(weight, load(scales.value_zero + t));
+      if constexpr (kMasked) {
+        part = select(tokens_mask(range.begin, range.end, t), part, zero);
+      }
+      shift = add(shift, part);
+    }
     if constexpr (kMasked) {
       const Mask mask = tokens_mask(range.begin, range.end, t);
       weight = select(mask, weight, zero);
@@ -146,6 +168,7 @@ inline void weigh(const float* value_scale, float scale, float minus_max,
   }
   *sum = total;
   *top = largest;
+  *zeros = shift;
 }
 
 // Rounds to 16 bits in units of 1/`unit` and splits them into two bytes, or rounds to 8
@@ -170,17 +193,17 @@ inline void quantize_prob(float* x, float unit, int subtiles, uint8_t* high,
 // Scores of `rows` rows -> probabilities, row by row in sweeps, so that the reductions
 // of all rows run side by side. kSubtiles is their number if the tile is whole, so
 // that the loops over it unroll; else 0. kPlain: nothing but a scale happens to scores.
-template <int kSubtiles, int kTerms, bool kPlain>
+template <int kSubtiles, int kTerms, bool kPlain, bool kAffine>
 inline void softmax_rows(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
-  VecF lanes[kSubRows], tops[kSubRows];
+  VecF lanes[kSubRows], tops[kSubRows], zeros[kSubRows];
   alignas(64) float scale[kSubRows] = {}, minus_max[kSubRows], unit[kSubRows];
   const int subtiles = kSubtiles > 0 ? kSubtiles : shape.subtiles;
   const auto range = [&](int r) {
     return TokenRange{params[r].begin - tile_begin, params[r].end - tile_begin};
   };
-  for (int r = 0; r < kSubRows; ++r) lanes[r] = tops[r] = set1(0.0f);
+  for (int r = 0; r < kSubRows; ++r) lanes[r] = tops[r] = zeros[r] = set1(0.0f);
   for (int r = 0; r < shape.rows; ++r) {
     float* x = buffers.x + r * kTileTokens;
     if constexpr (!kPlain) {
@@ -198,14 +221,15 @@ inline void softmax_rows(const GemmShape& shape, const RowParams* params,
     buffers.prefetcher.step();
     float* x = buffers.x + r * kTileTokens;
     if (range(r).covers(subtiles * 16)) {
-      weigh<false>(buffers.scales.value, scale[r], minus_max[r], range(r), subtiles, x,
-                   &lanes[r], &tops[r]);
+      weigh<false, kAffine>(buffers.scales, scale[r], minus_max[r], range(r), subtiles,
+                            x, &lanes[r], &tops[r], &zeros[r]);
     } else {
-      weigh<true>(buffers.scales.value, scale[r], minus_max[r], range(r), subtiles, x,
-                  &lanes[r], &tops[r]);
+      weigh<true, kAffine>(buffers.scales, scale[r], minus_max[r], range(r), subtiles,
+                           x, &lanes[r], &tops[r], &zeros[r]);
     }
   }
   store(result.sum, reduce_add_rows(lanes));
+  if constexpr (kAffine) store(result.zero, reduce_add_rows(zeros));
   const VecF prob_max = reduce_max_rows(tops);
   const Mask usable = greater(prob_max, set1(kProbTiny));
   store(unit, select(usable, div(set1(kProbMax<kTerms>), prob_max), set1(0.0f)));
@@ -219,17 +243,29 @@ inline void softmax_rows(const GemmShape& shape, const RowParams* params,
   }
 }
 
-template <int kTerms>
-inline void tile_softmax(const GemmShape& shape, const RowParams* params,
+template <int kTerms, bool kAffine>
+inline void softmax_tile(const GemmShape& shape, const RowParams* params,
                          int64_t tile_begin, SoftmaxBuffers& buffers,
                          TileResult& result) {
   constexpr int kWhole = kTileTokens / kSubtileTokens;
   if (buffers.terms.any) {
-    softmax_rows<0, kTerms, false>(shape, params, tile_begin, buffers, result);
+    softmax_rows<0, kTerms, false, kAffine>(shape, params, tile_begin, buffers, result);
   } else if (shape.subtiles == kWhole) {
-    softmax_rows<kWhole, kTerms, true>(shape, params, tile_begin, buffers, result);
+    softmax_rows<kWhole, kTerms, true, kAffine>(shape, params, tile_begin, buffers,
+                                                result);
   } else {
-    softmax_rows<0, kTerms, true>(shape, params, tile_begin, buffers, result);
+    softmax_rows<0, kTerms, true, kAffine>(shape, params, tile_begin, buffers, result);
+  }
+}
+
+template <int kTerms>
+inline void tile_softmax(const GemmShape& shape, const RowParams* params,
+                         int64_t tile_begin, SoftmaxBuffers& buffers,
+                         TileResult& result) {
+  if (buffers.scales.affine_values) {
+    softmax_tile<kTerms, true>(shape, params, tile_begin, buffers, result);
+  } else {
+    softmax_tile<kTerms, false>(shape, params, tile_begin, buffers, result);
   }
 }
 
@@ -237,13 +273,15 @@ inline void tile_softmax(const GemmShape& shape, const RowParams* params,
 // relative to the new maximum.
 struct Fold {
   alignas(64) float old[16], fresh[16];
+  alignas(64) float zero[16];  // of a tile with affine values: is added, too
   uint32_t valid;  // rows that the part has anything of
 };
 
 // Updates maxima and sums of up to 16 rows from `first` on. `factor`: the value of one
-// unit of the part's weighted values.
+// unit of the part's weighted values; `zero`: what affine values add to each, or null.
 inline Fold fold_sums(int first, int rows, uint32_t valid, const float* part_max,
-                      const float* part_sum, const float* factor, RowState state) {
+                      const float* part_sum, const float* factor, const float* zero,
+                      RowState state) {
   Fold fold;
   fold.valid = valid;
   alignas(64) float merged_max[16], merged_sum[16];
@@ -253,6 +291,7 @@ inline Fold fold_sums(int first, int rows, uint32_t valid, const float* part_max
   const VecF fresh = exp2(sub(load(part_max), peak));
   store(fold.old, old);
   store(fold.fresh, mul(fresh, load(factor)));
+  if (zero != nullptr) store(fold.zero, mul(fresh, load(zero)));
   store(merged_max, peak);
   store(merged_sum, fma(load(part_sum), fresh, mul(load(state.sum + first), old)));
   for (int r = 0; r < rows; ++r) {
@@ -268,7 +307,7 @@ inline void fold_values(const Fold& fold, int r, float* acc, VecF part) {
 }
 
 // Receives the sums of PV and folds them into the rows' weighted values.
-template <int D>
+template <int D, bool kAffine>
 struct ValueSink {
   const Fold& fold;
   float* acc;  // of the first row
@@ -276,7 +315,13 @@ struct ValueSink {
   void operator()(int r, int dim, VecI high, VecI low) const {
     if (!(fold.valid >> r & 1)) return;
     const VecF part = to_float(add_i(shift_left<8>(high), low));
-    fold_values(fold, r, acc + r * D + dim, part);
+    float* row = acc + r * D + dim;
+    if constexpr (kAffine) {
+      const VecF old = fma(load(row), set1(fold.old[r]), set1(fold.zero[r]));
+      store(row, fma(part, set1(fold.fresh[r]), old));
+    } else {
+      fold_values(fold, r, row, part);
+    }
   }
 };
 

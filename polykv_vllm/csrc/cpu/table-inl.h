@@ -42,5 +42,11 @@ void finish_entry(const AttentionArgs& args, const RowBlock& rows, RowState stat
                 [&](auto dim) { finish_rows<dim>(args, rows, state); });
 }
 
+void transform_queries_entry(const AttentionArgs& args, int64_t begin, int64_t end,
+                             float* out) {
+  with_head_dim(args.cache.head_dim,
+                [&](auto dim) { transform_queries<dim>(args, begin, end, out); });
+}
+
 }  // namespace
 }  // namespace polykv

@@ -5,14 +5,9 @@
 namespace polykv {
 namespace {
 
-inline __m512i level_table(const int8_t (&levels)[8]) {
-  alignas(16) int8_t table[16];
-  for (int i = 0; i < 16; ++i) table[i] = levels[i & 7];
-  return _mm512_broadcast_i32x4(_mm_load_si128(reinterpret_cast<__m128i*>(table)));
-}
-inline __m512i level_table(const int8_t (&levels)[16]) {
+inline __m512i level_table(const void* levels) {
   return _mm512_broadcast_i32x4(
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(levels)));
+      _mm_loadu_si128(static_cast<const __m128i*>(levels)));
 }
 
 // Codes 0..7 of dims 64c+16f+i, four tokens each, for f = 0..3:
@@ -85,8 +80,8 @@ inline void rest_chunks(Fn fn) {
 }
 
 template <int D>
-inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, int8_t* levels) {
-  const __m512i table = level_table(Codebook<3>::kLevels);
+inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, __m512i table,
+                        int8_t* levels) {
   for (int quad = 0; quad < 4; ++quad) {
     for (int c = 0; c < D / 64; ++c) {
       __m512i code[4];
@@ -142,8 +137,8 @@ inline void join_free_bits(const uint8_t* keys, int dim, __m512i table,
 
 template <int D>
 inline void unpack_4bit_with_keys(const uint8_t* codes, const uint8_t* high,
-                                  const uint8_t* keys, int8_t* levels) {
-  const __m512i table = level_table(Codebook<4>::kLevels);
+                                  const uint8_t* keys, __m512i table,
+                                  int8_t* levels) {
   for (int c = 0; c < D / 64; ++c) {
     __m512i code[4][4];
     for (int quad = 0; quad < 4; ++quad) {
@@ -169,8 +164,7 @@ inline void unpack_4bit_with_keys(const uint8_t* codes, const uint8_t* high,
 }
 
 template <int D>
-inline void unpack_4bit(const uint8_t* codes, int8_t* levels) {
-  const __m512i table = level_table(Codebook<4>::kLevels);
+inline void unpack_4bit(const uint8_t* codes, __m512i table, int8_t* levels) {
   const __m512i nibble = _mm512_set1_epi8(15);
   for (int quad = 0; quad < 4; ++quad, codes += D * 2, levels += D * 4) {
     for (int c = 0; c < D / 32; ++c) {
@@ -192,16 +186,69 @@ inline void unpack_4bit(const uint8_t* codes, int8_t* levels) {
 }
 
 template <int D>
+inline void unpack_2bit(const uint8_t* codes, __m512i table, int8_t* levels) {
+  const __m512i three = _mm512_set1_epi8(3);
+  for (int i = 0; i < 4 * (D / 64); ++i) {
+    const __m512i four = _mm512_loadu_si512(codes + i * 64);
+    const __m512i fields[4] = {four, _mm512_srli_epi32(four, 2),
+                               _mm512_srli_epi32(four, 4), _mm512_srli_epi32(four, 6)};
+    for (int f = 0; f < 4; ++f) {
+      const __m512i code = _mm512_and_si512(fields[f], three);
+      _mm512_store_si512(levels + (i * 4 + f) * 64, _mm512_shuffle_epi8(table, code));
+    }
+  }
+}
+
+template <int D>
 inline void unpack_values(const Format& format, const uint8_t* codes,
                           const uint8_t* high, const uint8_t* keys, int8_t* levels) {
+  const __m512i table = level_table(value_levels(format));
   if (format.value_bits == 3) {
-    unpack_3bit<D>(codes, high, levels);
+    unpack_3bit<D>(codes, high, table, levels);
   } else if (format.key_bits == 7) {
-    unpack_4bit_with_keys<D>(codes, high, keys, levels);
+    unpack_4bit_with_keys<D>(codes, high, keys, table, levels);
   } else if (format.value_bits == 4) {
-    unpack_4bit<D>(codes, levels);
+    unpack_4bit<D>(codes, table, levels);
+  } else if (format.value_bits == 2) {
+    unpack_2bit<D>(codes, table, levels);
   } else {
     std::memcpy(levels, codes, D * kSubtileTokens);
+  }
+}
+
+// Key codes of 2 to 4 bits of one subtile -> their levels, a byte each, [D/4][16][4].
+template <int D>
+inline void unpack_keys(const Format& format, const uint8_t* codes, const uint8_t* high,
+                        uint8_t* out) {
+  const __m512i table = level_table(key_levels(format));
+  const auto put = [&](int row, __m512i code) {
+    _mm512_store_si512(out + row * 64, _mm512_shuffle_epi8(table, code));
+  };
+  if (format.key_bits == 4) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int c = 0; c < D / 8; ++c) {
+      const __m512i pair = _mm512_loadu_si512(codes + c * 64);
+      put(c * 2, _mm512_and_si512(pair, nibble));
+      put(c * 2 + 1, _mm512_and_si512(_mm512_srli_epi32(pair, 4), nibble));
+    }
+    return;
+  }
+  const __m512i three = _mm512_set1_epi8(3), four = _mm512_set1_epi8(4);
+  for (int c = 0; c < D / 16; ++c) {
+    const __m512i low = _mm512_loadu_si512(codes + c * 64);
+    __m512i row[4] = {low, _mm512_srli_epi32(low, 2), _mm512_srli_epi32(low, 4),
+                      _mm512_srli_epi32(low, 6)};
+    for (int f = 0; f < 4; ++f) row[f] = _mm512_and_si512(row[f], three);
+    if (format.key_bits == 3) {
+      __m512i top = _mm512_loadu_si512(high + c / 2 * 64);
+      if (c % 2 == 1) top = _mm512_srli_epi32(top, 4);
+      const __m512i bits[4] = {_mm512_slli_epi32(top, 2), _mm512_slli_epi32(top, 1),
+                               top, _mm512_srli_epi32(top, 1)};
+      for (int f = 0; f < 4; ++f) {
+        row[f] = _mm512_or_si512(row[f], _mm512_and_si512(bits[f], four));
+      }
+    }
+    for (int f = 0; f < 4; ++f) put(c * 4 + f, row[f]);
   }
 }
 

@@ -5,14 +5,6 @@
 namespace polykv {
 namespace {
 
-inline Reg level_table(const int8_t (&levels)[8]) {
-  int8_t twice[16];
-  std::memcpy(twice, levels, 8);
-  std::memcpy(twice + 8, levels, 8);
-  return lookup_table(twice);
-}
-inline Reg level_table(const int8_t (&levels)[16]) { return lookup_table(levels); }
-
 // Codes 0..7 of four tokens, for the dims of register `part` of each field of 16 dims:
 // bits 2f and 2f + 1 of the low plane, and bit f of the high one, or f + 4 for dims
 // 8..15. The shifts are of words: what they bring over from a neighbour is masked.
@@ -51,8 +43,8 @@ inline void for_each_3bit_code(const uint8_t* codes, const uint8_t* high, int qu
 }
 
 template <int D>
-inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, int8_t* levels) {
-  const Reg table = level_table(Codebook<3>::kLevels);
+inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, Reg table,
+                        int8_t* levels) {
   for (int quad = 0; quad < 4; ++quad) {
     for_each_3bit_code<D>(codes, high, quad, [&](Reg code, int, int place) {
       store_reg(levels + place, lookup(table, code));
@@ -62,8 +54,7 @@ inline void unpack_3bit(const uint8_t* codes, const uint8_t* high, int8_t* level
 
 template <int D>
 inline void unpack_4bit_with_keys(const uint8_t* codes, const uint8_t* high,
-                                  const uint8_t* keys, int8_t* levels) {
-  const Reg table = level_table(Codebook<4>::kLevels);
+                                  const uint8_t* keys, Reg table, int8_t* levels) {
   const Reg eight = set1_byte(8);
   for (int quad = 0; quad < 4; ++quad) {
     for_each_3bit_code<D>(codes, high, quad, [&](Reg code, int dim, int place) {
@@ -75,8 +66,7 @@ inline void unpack_4bit_with_keys(const uint8_t* codes, const uint8_t* high,
 }
 
 template <int D>
-inline void unpack_4bit(const uint8_t* codes, int8_t* levels) {
-  const Reg table = level_table(Codebook<4>::kLevels);
+inline void unpack_4bit(const uint8_t* codes, Reg table, int8_t* levels) {
   const Reg nibble = set1_byte(15);
   for (int quad = 0; quad < 4; ++quad, codes += D * 2, levels += D * 4) {
     for (int c = 0; c < D / 32; ++c) {
@@ -92,21 +82,76 @@ inline void unpack_4bit(const uint8_t* codes, int8_t* levels) {
 }
 
 template <int D>
+inline void unpack_2bit(const uint8_t* codes, Reg table, int8_t* levels) {
+  const Reg three = set1_byte(3);
+  for (int quad = 0; quad < 4; ++quad, codes += D, levels += D * 4) {
+    for (int c = 0; c < D / 64; ++c) {
+#pragma GCC unroll 4
+      for (int byte = 0; byte < 64; byte += kRegBytes) {
+        const Reg four = load_reg(codes + c * 64 + byte);
+        int8_t* out = levels + c * 256 + byte;
+        store_reg(out, lookup(table, and_reg(four, three)));
+        store_reg(out + 64, lookup(table, and_reg(srl<2>(four), three)));
+        store_reg(out + 128, lookup(table, and_reg(srl<4>(four), three)));
+        store_reg(out + 192, lookup(table, and_reg(srl<6>(four), three)));
+      }
+    }
+  }
+}
+
+// Key codes of 2 to 4 bits of one subtile -> their levels, a byte each, [D/4][16][4].
+template <int D>
+inline void unpack_keys(const Format& format, const uint8_t* codes, const uint8_t* high,
+                        uint8_t* out) {
+  const Reg table = lookup_table(reinterpret_cast<const int8_t*>(key_levels(format)));
+  const Reg nibble = set1_byte(15), three = set1_byte(3), four = set1_byte(4);
+  const int rows = format.key_bits == 4 ? D / 8 : D / 16;
+  for (int c = 0; c < rows; ++c) {
+#pragma GCC unroll 4
+    for (int byte = 0; byte < 64; byte += kRegBytes) {
+      const Reg low = load_reg(codes + c * 64 + byte);
+      if (format.key_bits == 4) {
+        uint8_t* to = out + c * 128 + byte;
+        store_reg(to, lookup(table, and_reg(low, nibble)));
+        store_reg(to + 64, lookup(table, and_reg(srl<4>(low), nibble)));
+        continue;
+      }
+      Reg row[4] = {and_reg(low, three), and_reg(srl<2>(low), three),
+                    and_reg(srl<4>(low), three), and_reg(srl<6>(low), three)};
+      if (format.key_bits == 3) {
+        Reg top = load_reg(high + c / 2 * 64 + byte);
+        if (c % 2 == 1) top = srl<4>(top);
+        row[0] = or_reg(row[0], and_reg(sll<2>(top), four));
+        row[1] = or_reg(row[1], and_reg(sll<1>(top), four));
+        row[2] = or_reg(row[2], and_reg(top, four));
+        row[3] = or_reg(row[3], and_reg(srl<1>(top), four));
+      }
+      for (int f = 0; f < 4; ++f) {
+        store_reg(out + (c * 4 + f) * 64 + byte, lookup(table, row[f]));
+      }
+    }
+  }
+}
+
+template <int D>
 inline void unpack_values(const Format& format, const uint8_t* codes,
                           const uint8_t* high, const uint8_t* keys, int8_t* levels) {
+  const Reg table = lookup_table(value_levels(format));
   if (format.value_bits == 3) {
-    unpack_3bit<D>(codes, high, levels);
+    unpack_3bit<D>(codes, high, table, levels);
   } else if (format.key_bits == 7) {
-    unpack_4bit_with_keys<D>(codes, high, keys, levels);
+    unpack_4bit_with_keys<D>(codes, high, keys, table, levels);
   } else if (format.value_bits == 4) {
-    unpack_4bit<D>(codes, levels);
+    unpack_4bit<D>(codes, table, levels);
+  } else if (format.value_bits == 2) {
+    unpack_2bit<D>(codes, table, levels);
   } else {
     std::memcpy(levels, codes, D * kSubtileTokens);
     return;
   }
   // The narrower chunks that head dims of no whole ones end with.
   const int planes = TileLayout::value_plane_bits(format);
-  const int whole = planes == 3 ? D / 64 * 64 : D / 32 * 32;
+  const int whole = planes < 4 ? D / 64 * 64 : D / 32 * 32;
   if (whole < D) unpack_dims<D>(format, codes, high, keys, levels, whole);
 }
 

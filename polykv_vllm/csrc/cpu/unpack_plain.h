@@ -13,6 +13,7 @@ inline void unpack_dims(const Format& format, const uint8_t* codes,
                         const uint8_t* high, const uint8_t* keys, int8_t* levels,
                         int begin) {
   const int planes = TileLayout::value_plane_bits(format);
+  const int8_t* table = value_levels(format);
   for (int quad = 0; quad < 4; ++quad) {
     for (int d = begin; d < D; ++d) {
       for (int column = 0; column < 4; ++column) {
@@ -24,7 +25,7 @@ inline void unpack_dims(const Format& format, const uint8_t* codes,
           const int half = chunk.size / 2, i = d - chunk.begin;
           const int byte = chunk.begin / 2 + i % half;
           const int pair = codes[(quad * D / 2 + byte) * 4 + column];
-          level = Codebook<4>::kLevels[(pair >> (i / half * 4)) & 15];
+          level = table[(pair >> (i / half * 4)) & 15];
         } else {
           const Chunk chunk = chunk_of(D, d, 64);
           const int rows = chunk.size / 4, i = d - chunk.begin;
@@ -33,15 +34,19 @@ inline void unpack_dims(const Format& format, const uint8_t* codes,
           const int high_byte = chunk.begin / 8 + i % (rows / 2);
           const int low =
               codes[(quad * D / 4 + low_byte) * 4 + column] >> (2 * field) & 3;
+          if (planes == 2) {
+            level = table[low];
+            continue;
+          }
           const int top =
               high[(quad * D / 8 + high_byte) * 4 + column] >> (field + 4 * half) & 1;
           const int code = low | top << 2;
           if (format.value_bits == 3) {
-            level = Codebook<3>::kLevels[code];
+            level = table[code];
           } else {
             const int free_bit =
                 keys[(d / 4) * 64 + (quad * 4 + column) * 4 + d % 4] >> 7;
-            level = Codebook<4>::kLevels[code | free_bit << 3];
+            level = table[code | free_bit << 3];
           }
         }
       }

@@ -58,9 +58,10 @@ def tile_of(fmt: FormatSpec, head_dim: int, block_size: int) -> Tile:
         ValueError: The block size is no multiple of 16.
 
     """
-    if fmt not in FORMATS.values() or fmt.value_plane_bits not in (3, 4, 8):
+    served = [name for name, spec in FORMATS.items() if not spec.is_low_bit]
+    if fmt not in FORMATS.values() or fmt.name not in served:
         raise NotImplementedError(
-            f"no Triton kernel for {fmt}; available: {', '.join(FORMATS)}"
+            f"no Triton kernel for {fmt}; available: {', '.join(served)}"
         )
     if head_dim not in HEAD_DIMS and head_dim in SUPPORTED_HEAD_DIMS:
         raise NotImplementedError(

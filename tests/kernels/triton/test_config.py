@@ -31,7 +31,7 @@ def test_items_hold_a_token(group: int) -> None:
 
 def test_every_shape_has_a_launch() -> None:
     device = config.device_config(80)
-    for fmt in FORMATS.values():
+    for fmt in (each for each in FORMATS.values() if not each.is_low_bit):
         for head_dim in HEAD_DIMS:
             for rows in (8, 16, 32):
                 assert config.attend_config(device, fmt, head_dim, rows).num_warps

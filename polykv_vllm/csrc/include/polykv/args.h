@@ -9,11 +9,19 @@ namespace polykv {
 
 enum class DType : int32_t { kBFloat16 = 0, kFloat16 = 1, kFloat32 = 2 };
 
+// How a row becomes codes, as Quantizer in formats/registry.py.
+enum class Quantizer : int32_t { kSymmetric = 0, kCodebook = 1, kAffine = 2 };
+
 // What a format is, as FormatSpec in formats/registry.py.
 struct Format {
-  int32_t key_bits;    // 7 or 8
-  int32_t value_bits;  // 3, 4 or 8
+  int32_t key_bits;    // 2, 3, 4, 7 or 8
+  int32_t value_bits;  // 2, 3, 4 or 8
   int32_t rotate;      // 1: values are rotated by the orthonormal Hadamard matrix
+  Quantizer key_quantizer;
+  Quantizer value_quantizer;
+  // Affine rows are clipped to their magnitude of this place in ascending order;
+  // head_dim - 1: they are not.
+  int32_t key_clip, value_clip;
 };
 
 // The paged cache: uint8 [num_blocks, num_kv_heads, block_size, slot_bytes]; the tile
@@ -33,6 +41,7 @@ struct Cache {
 // transformed so that their products stay what they were (keys/transform.py).
 struct RowTransform {
   const float* multipliers;  // [num_kv_heads, head_dim], or null for all ones
+  const float* matrices;     // [num_kv_heads, input, output] instead, or null
   int32_t rotate;            // 1: the orthonormal Hadamard matrix follows
 };
 
@@ -67,8 +76,8 @@ struct LogitTerms {
 // Causal attention of the query rows of `num_reqs` requests over their cached tokens.
 struct AttentionArgs {
   Cache cache;
-  const void* query;               // [num_tokens, num_heads, head_dim] dtype
-  void* output;                    // same shape and dtype
+  const void* query;               // [num_tokens, num_heads, head_dim] query_dtype
+  void* output;                    // same shape, dtype
   const int32_t* block_table;      // [num_reqs, block_table_stride]
   const int32_t* seq_lens;         // [num_reqs] cached tokens, the queries' included
   const int32_t* query_start_loc;  // [num_reqs + 1]
@@ -86,7 +95,8 @@ struct AttentionArgs {
   int32_t num_segments;
   int32_t num_heads;
   int32_t sliding_window;  // keys a query sees, itself included; <= 0: all
-  DType dtype;
+  DType dtype;  // of the output
+  DType query_dtype;
   float scale;
   int32_t fast;  // 1: probabilities in 8 bits, not 16
   int32_t num_threads;

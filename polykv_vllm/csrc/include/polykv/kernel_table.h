@@ -55,6 +55,10 @@ struct KernelTable {
   void (*merge)(int num_rows, int head_dim, RowState state, RowState part);
   // Normalises, rotates back, converts and writes the rows.
   void (*finish)(const AttentionArgs& args, const RowBlock& rows, RowState state);
+  // Queries of tokens begin..end times the matrices of their transform, to fp32
+  // [num_tokens, num_heads, head_dim].
+  void (*transform_queries)(const AttentionArgs& args, int64_t begin, int64_t end,
+                            float* out);
 };
 
 const KernelTable& scalar_kernels();

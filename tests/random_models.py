@@ -26,6 +26,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+VOCABULARY = SHAPE["vocab_size"]
+
+
+def save_model(directory: Path, family: str, changes: dict[str, Any]) -> Path:
+    """Write a model with random weights and no tokenizer; returns the directory."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, **SHAPE | changes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return directory
+
+
 def save_random_model(directory: Path, family: str, key_bias: float = 0.0) -> Any:
     """Write a model whose norms and biases are random too; returns it.
 

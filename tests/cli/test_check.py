@@ -79,7 +79,7 @@ def test_sliding_window_layers_are_mentioned(check: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"head_dim": 80}, "head size 80"),
+        ({"head_dim": 72}, "head size 72"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
     ],

@@ -10,8 +10,7 @@ import pytest
 
 from tests.calibrate.models import calibrate_random
 from tests.e2e.harness import Engine, replay_tolerance
-from tests.e2e.test_families import VOCABULARY, save_model
-from tests.random_models import save_random_model
+from tests.random_models import VOCABULARY, save_model, save_random_model
 
 PROMPT = [(7 * i * i + i) % VOCABULARY for i in range(300)]
 SHARED = [(3 * i * i + 5 * i) % VOCABULARY for i in range(256)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.harness import Engine
-from tests.e2e.test_families import VOCABULARY, save_model
+from tests.random_models import VOCABULARY, save_model
 
 BLOCK = 32
 PROMPT = [(7 * i * i + i) % VOCABULARY for i in range(10 * BLOCK + 10)]

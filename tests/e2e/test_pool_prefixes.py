@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from polykv_vllm.server import VllmServer
-from tests.e2e.test_families import save_model
 from tests.evaluate.byte_tokenizer import byte_tokenizer
+from tests.random_models import save_model
 
 KEY = "secret"
 BLOCK = 32

@@ -13,7 +13,7 @@ import pytest
 
 from tests.e2e.conftest import TEXT
 from tests.e2e.scheduling import run_cases
-from tests.e2e.test_families import VOCABULARY, save_model
+from tests.random_models import VOCABULARY, save_model
 
 Request = dict[str, Any]
 Result = dict[str, Any]

@@ -7,7 +7,6 @@ from polykv_vllm.formats import (
     ALIASES,
     CACHE_DTYPES,
     FORMATS,
-    SUPPORTED_HEAD_DIMS,
     get_format,
     is_polykv_dtype,
 )
@@ -70,5 +69,5 @@ def test_no_dtype_is_no_polykv_dtype() -> None:
 def test_unsupported_head_dim_lists_what_exists(name: str, head_dim: int) -> None:
     with pytest.raises(ValueError) as error:
         FORMATS[name].slot_bytes(head_dim)
-    for word in (name, str(head_dim), *map(str, SUPPORTED_HEAD_DIMS)):
+    for word in (name, str(head_dim), *map(str, FORMATS[name].head_dims)):
         assert word in str(error.value)

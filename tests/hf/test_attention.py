@@ -218,7 +218,7 @@ def test_formats_have_the_names_of_the_engine() -> None:
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("llama", {"head_dim": 32}, "does not support head size 32"),
+        ("llama", {"head_dim": 48}, "does not support head size 48"),
         ("gemma3", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping"),
         ("gemma3", {"use_bidirectional_attention": True}, "both directions"),
     ],

@@ -66,8 +66,8 @@ STORE = {
     "key heads": ({"key": torch.zeros(3, 4, 64)}, ["key", "[3, 4, 64]", "2, 64"]),
     "value size": ({"value": torch.zeros(3, 2, 128)}, ["value", "[3, 2, 128]"]),
     "head size": (
-        {"key": torch.zeros(3, 2, 96), "value": torch.zeros(3, 2, 96)},
-        ["head size 96", "64, 128, 256"],
+        {"key": torch.zeros(3, 2, 72), "value": torch.zeros(3, 2, 72)},
+        ["head size 72", "64, 80, 96"],
     ),
     "key stride": ({"key": torch.zeros(3, 2, 128)[..., ::2]}, ["key", "(256, 128, 2)"]),
     "few keys": ({"key": torch.zeros(2, 2, 64)}, ["3 slots", "2 keys"]),
@@ -102,7 +102,7 @@ ATTENTION = {
     "two dtypes": ({"output": torch.zeros(3, 4, 64).half()}, ["float32", "float16"]),
     "output heads": ({"output": torch.zeros(3, 2, 64)}, ["output", "[3, 2, 64]"]),
     "output stride": ({"output": torch.zeros(3, 4, 128)[..., ::2]}, ["output"]),
-    "head size": ({"query": torch.zeros(3, 4, 80)}, ["head size 80", "64, 128, 256"]),
+    "head size": ({"query": torch.zeros(3, 4, 72)}, ["head size 72", "64, 80, 96"]),
     "heads": (
         {"query": torch.zeros(3, 3, 64), "output": torch.zeros(3, 3, 64)},
         ["3 query heads", "2 KV heads"],

@@ -15,9 +15,12 @@ FILES = (
     "config/cache.py",
     "config/speculative.py",
     "engine/arg_utils.py",
+    "model_executor/layers/attention/attention.py",
     "model_executor/model_loader/base_loader.py",
     "model_executor/model_loader/utils.py",
     "platforms/cpu.py",
+    "v1/core/kv_cache_utils.py",
+    "v1/engine/core.py",
     "v1/core/sched/scheduler.py",
 )
 
@@ -45,7 +48,7 @@ def test_the_report_of_a_doctored_copy(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "platforms" / "cpu.py").unlink()
     status, printed = report(tmp_path, "--strict")
     assert status == 1
-    assert "3 of 5 seams fit" in printed
+    assert "8 of 10 seams fit" in printed
     assert "LookupError" in printed and "no module vllm.platforms.cpu" in printed
     assert printed.count("CHANGED") == 2
     assert "would refuse this vLLM" in printed

@@ -88,7 +88,7 @@ for step in (lambda: None, registry.install, registry.require, registry.uninstal
     print({row.seam.name: str(row.state) for row in registry.report()})
 from vllm.config.cache import CacheDType, CacheConfig
 print(vllm.__file__, CacheConfig(cache_dtype="polykv").cache_dtype)
-print(typing.get_args(CacheDType)[-5:])
+print(typing.get_args(CacheDType))
 """
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -67,11 +67,15 @@ void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int begin_til
 }  // namespace
 
 const KernelTable& amx_kernels() {
+  const KernelTable& base = avx512_kernels();
   static const KernelTable table = {
-      "amx",       [] { return avx512_kernels().supported() && amx_usable(); },
-      store_entry, attend_tiles,
-      merge_entry, finish_entry,
-      transform_queries_entry,
+      "amx",
+      [] { return avx512_kernels().supported() && amx_usable(); },
+      base.store,
+      attend_tiles,
+      base.merge,
+      base.finish,
+      base.transform_queries,
   };
   return table;
 }

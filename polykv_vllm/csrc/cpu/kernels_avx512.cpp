@@ -39,6 +39,7 @@
 namespace polykv {
 
 const KernelTable& avx512_kernels() {
+  const KernelTable& base = avx512bw_kernels();
   static const KernelTable table = {
       "avx512",
       [] {
@@ -47,11 +48,11 @@ const KernelTable& avx512_kernels() {
                __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512vnni");
       },
-      store_entry,
+      base.store,
       attend_entry<>,
-      merge_entry,
-      finish_entry,
-      transform_queries_entry,
+      base.merge,
+      base.finish,
+      base.transform_queries,
   };
   return table;
 }

@@ -50,14 +50,15 @@ bool has_avxvnni() {
 }  // namespace
 
 const KernelTable& avxvnni_kernels() {
+  const KernelTable& base = avx2_kernels();
   static const KernelTable table = {
       "avxvnni",
       [] { return avx2_kernels().supported() && has_avxvnni(); },
-      store_entry,
+      base.store,
       attend_entry<>,
-      merge_entry,
-      finish_entry,
-      transform_queries_entry,
+      base.merge,
+      base.finish,
+      base.transform_queries,
   };
   return table;
 }

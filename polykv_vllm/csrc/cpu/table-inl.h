@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Instantiates the kernels for every head dimension behind the table's signatures.
+// A table whose instruction set adds only integer products takes all but `attend` from
+// the one below it: inline, what is not taken is not compiled.
 #pragma once
 
 namespace polykv {
 namespace {
 
-void store_entry(const StoreArgs& args, int64_t begin, int64_t end) {
+inline void store_entry(const StoreArgs& args, int64_t begin, int64_t end) {
   store_tokens(args, begin, end);
 }
 
@@ -33,17 +35,18 @@ void attend_entry(const AttentionArgs& args, const RowBlock& rows, int begin_til
   if (!served) kOther().attend(args, rows, begin_tile, end_tile, total, split);
 }
 
-void merge_entry(int num_rows, int head_dim, RowState state, RowState part) {
+inline void merge_entry(int num_rows, int head_dim, RowState state, RowState part) {
   with_head_dim(head_dim, [&](auto dim) { merge_rows<dim>(num_rows, state, part); });
 }
 
-void finish_entry(const AttentionArgs& args, const RowBlock& rows, RowState state) {
+inline void finish_entry(const AttentionArgs& args, const RowBlock& rows,
+                         RowState state) {
   with_head_dim(args.cache.head_dim,
                 [&](auto dim) { finish_rows<dim>(args, rows, state); });
 }
 
-void transform_queries_entry(const AttentionArgs& args, int64_t begin, int64_t end,
-                             float* out) {
+inline void transform_queries_entry(const AttentionArgs& args, int64_t begin,
+                                    int64_t end, float* out) {
   with_head_dim(args.cache.head_dim,
                 [&](auto dim) { transform_queries<dim>(args, begin, end, out); });
 }

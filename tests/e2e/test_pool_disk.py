@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from polykv_vllm.pool.disk.writer import REST_S
 from tests.e2e.harness import Engine
 from tests.random_models import VOCABULARY, save_model
 
@@ -229,6 +230,7 @@ def test_a_broken_directory_costs_nothing_but_the_disk(
     finally:
         rank.unlink()
         away.rename(rank)
+        time.sleep(REST_S)  # until the writer tries again
 
 
 def test_a_reset_that_asks_for_it_empties_the_disk(engine: Engine, pool: Path) -> None:

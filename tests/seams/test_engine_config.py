@@ -125,8 +125,8 @@ def test_another_platform_is_named(
 
 def test_all_reasons_come_at_once(create: Any) -> None:
     with pytest.raises(UnsupportedError) as error:
-        create(COHERE | {"head_dim": 96}, block_size=16)
-    for part in ("CohereForCausalLM", "head size 96", "--block-size 16"):
+        create(COHERE | {"head_dim": 72}, block_size=16)
+    for part in ("CohereForCausalLM", "head size 72", "--block-size 16"):
         assert part in str(error.value)
 
 

@@ -16,11 +16,16 @@ from tests.seams.patched_vllm import installed
 FILES = {
     "kv_cache_dtype": ("config/cache.py", "config/speculative.py"),
     "attention_backend": ("platforms/cpu.py",),
+    "layer_cache_dtype": ("model_executor/layers/attention/attention.py",),
     "key_treatment": (
         "model_executor/model_loader/base_loader.py",
         "model_executor/model_loader/utils.py",
     ),
     "scheduler": ("v1/core/sched/scheduler.py",),
+    "prefix_pool": ("v1/engine/core.py",),
+    "pool_requests": ("v1/core/sched/scheduler.py",),
+    "pool_reset": ("v1/core/sched/scheduler.py",),
+    "cache_salt": ("v1/core/kv_cache_utils.py",),
     "engine_config": ("engine/arg_utils.py",),
 }
 # A change of each seam's target: file, what is replaced, by what, what is reported.

@@ -13,7 +13,7 @@ constexpr int kDenseRows = 4;
 // rows[r] = rows[r] * matrix, matrix[input][output].
 template <int D, int kRows>
 inline void multiply_rows(const float* matrix, float* rows) {
-  constexpr int kVectors = 2;
+  constexpr int kVectors = D % 32 == 0 ? 2 : 1;
   alignas(64) float out[kRows * D];
   for (int first = 0; first < D; first += 16 * kVectors) {
     VecF sum[kRows][kVectors];
@@ -24,7 +24,9 @@ inline void multiply_rows(const float* matrix, float* rows) {
     }
     for (int i = 0; i < D; ++i) {
       const float* row = matrix + i * D + first;
-      const VecF m[kVectors] = {load(row), load(row + 16)};
+      VecF m[kVectors];
+#pragma GCC unroll 8
+      for (int v = 0; v < kVectors; ++v) m[v] = load(row + v * 16);
 #pragma GCC unroll 8
       for (int r = 0; r < kRows; ++r) {
         const VecF x = set1(rows[r * D + i]);

@@ -21,7 +21,7 @@ logger = logging.getLogger("vllm.polykv")
 MAX_WAITING_BYTES = 256 << 20
 """Copies that wait to be written; beyond that, blocks are dropped."""
 
-_REST_S = 5.0
+REST_S = 5.0
 _LOG_S = 60.0
 _NICE = 19
 
@@ -103,7 +103,7 @@ class BackgroundWriter:
     def _fail(self, error: Exception) -> None:
         self._store.counters["failed"] += 1
         now = time.monotonic()
-        self._rests_until = now + _REST_S
+        self._rests_until = now + REST_S
         if now - self._logged >= _LOG_S:
             self._logged = now
             logger.error(
@@ -111,5 +111,5 @@ class BackgroundWriter:
                 "memory, and writing is tried again every %.0f s",
                 self._store.rank,
                 error,
-                _REST_S,
+                REST_S,
             )

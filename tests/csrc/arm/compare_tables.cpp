@@ -120,8 +120,8 @@ struct Batch {
   }
 
   RowTransform transform() const {
-    if (!shape.transform) return {nullptr, 0};
-    return {multipliers.data(), 1};
+    if (!shape.transform) return {nullptr, nullptr, 0};
+    return {multipliers.data(), nullptr, 1};
   }
 
   std::vector<uint8_t> store(int isa) const {

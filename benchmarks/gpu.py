@@ -168,7 +168,7 @@ def check_format(fmt: FormatSpec, head_dim: int, device: str) -> dict[str, Any]:
     slots = torch.arange(BLOCK, blocks * BLOCK)
     shape = (blocks, heads, BLOCK, fmt.slot_bytes(head_dim))
     want = torch.full(shape, 0xFF, dtype=torch.uint8)
-    got = want.to(device)
+    got = want.clone().to(device)
     cache.reshape_and_cache(transform.keys(key), value, want, slots, fmt)
     store = launch.LayerStore(fmt, 0, transform)
     store(key.to(device), value.to(device), got, slots.to(device))

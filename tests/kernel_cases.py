@@ -16,6 +16,8 @@ ALL_ISAS = ops.available_isas()
 CPP_ISAS = tuple(isa for isa in ALL_ISAS if isa != "reference")
 FASTEST = CPP_ISAS[0]
 FORMAT_LIST = list(FORMATS.values())
+# What has kernels for GPUs.
+BYTE_KEYS = [fmt for fmt in FORMAT_LIST if not fmt.is_low_bit]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 

@@ -11,11 +11,11 @@ from polykv_vllm import ops
 from polykv_vllm.formats import FORMATS, FormatSpec
 from polykv_vllm.keys import KeyTransform
 from tests.gpu_cases import only_interpreted, run_triton
-from tests.kernel_cases import DTYPES, FORMAT_LIST, make_batch, worst_ratio
+from tests.kernel_cases import BYTE_KEYS, DTYPES, make_batch, worst_ratio
 
 pytestmark = only_interpreted
 
-NAMED = pytest.mark.parametrize("fmt", FORMAT_LIST, ids=lambda f: f.name)
+NAMED = pytest.mark.parametrize("fmt", BYTE_KEYS, ids=lambda f: f.name)
 K8V3, K7V4 = FORMATS["polykv_k8v3"], FORMATS["polykv_k7v4"]
 
 

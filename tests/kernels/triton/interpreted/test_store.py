@@ -9,9 +9,9 @@ from polykv_vllm.formats import FORMATS, FormatSpec
 from polykv_vllm.keys import KeyTransform
 from tests.gpu_cases import only_interpreted, reorder
 from tests.kernel_cases import (
+    BYTE_KEYS,
     DTYPES,
     FASTEST,
-    FORMAT_LIST,
     make_batch,
     new_cache,
     worst_ratio,
@@ -23,8 +23,8 @@ HEADS, BLOCK = 2, 32
 CASES = [
     (fmt, head_dim, DTYPES[i % 3], treatment)
     for i, (fmt, head_dim, treatment) in enumerate(
-        [(fmt, 64, "none") for fmt in FORMAT_LIST]
-        + [(fmt, 128, "channel_scale_hadamard") for fmt in FORMAT_LIST]
+        [(fmt, 64, "none") for fmt in BYTE_KEYS]
+        + [(fmt, 128, "channel_scale_hadamard") for fmt in BYTE_KEYS]
         + [(FORMATS["polykv_k8v3"], 256, "hadamard")]
         + [(FORMATS["polykv_k7v4"], 64, "channel_scale")]
     )
@@ -67,7 +67,7 @@ def test_same_bytes_as_the_cpu(
     assert torch.equal(gpu, reorder(cpu, fmt, head_dim, to_gpu=True))
 
 
-@pytest.mark.parametrize("fmt", FORMAT_LIST, ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", BYTE_KEYS, ids=lambda f: f.name)
 def test_what_triton_stores_the_cpu_attends_to(fmt: FormatSpec) -> None:
     batch = make_batch(fmt, [(1, 40), (3, 21)], kv_heads=HEADS, block_size=BLOCK)
     key, value = torch.randn(2, 61, HEADS, 64)

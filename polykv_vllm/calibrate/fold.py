@@ -43,8 +43,7 @@ def fold_rows(rows: torch.Tensor, transform: torch.Tensor) -> None:
 
     Args:
         rows: `[num_kv_heads * head_dim, hidden_size]` or `[num_kv_heads * head_dim]`,
-        any
-            float dtype; changed.
+            any float dtype; changed.
         transform: `[num_kv_heads, head_dim, head_dim]` fp64.
 
     """
@@ -79,7 +78,7 @@ def fold_model(model: Any, calibration: Calibration, fmt: FormatSpec) -> None:
 
     Raises:
         CalibrationError: The calibration is of another model, or a layer cannot take
-        it.
+            it.
 
     """
     calibration.check_model(ModelShape.of(model.config))

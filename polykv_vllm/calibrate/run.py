@@ -26,9 +26,9 @@ from polykv_vllm.calibrate.text import DEFAULT_FIELD, cut_sequences, read_texts
 from polykv_vllm.calibrate.transforms import (
     DAMPING,
     condition_numbers,
-    hadamard_blocks,
 )
 from polykv_vllm.evaluate.text import digest, load_tokenizer
+from polykv_vllm.formats import power_blocks
 
 SEQUENCES, SEQUENCE_TOKENS = 128, 2048
 QUICK_SEQUENCES, QUICK_SEQUENCE_TOKENS = 64, 512
@@ -193,7 +193,7 @@ def write_calibration(
         text=read,
         transform=transform,
         damping=damping,
-        hadamard_blocks=list(hadamard_blocks(shape.head_dim)),
+        hadamard_blocks=list(power_blocks(shape.head_dim)),
         **_conditions(transforms),
         rank_deficient=[
             f"layer {layer}, KV head {head}, {name}"

@@ -19,32 +19,19 @@ does nothing where one scale serves the whole row, and is left out).
 
 import torch
 
-from polykv_vllm.reference.rotation import fwht
+from polykv_vllm.formats import power_blocks
+from polykv_vllm.reference.rotation import rotate
 
 DAMPING = 1e-2
 """Share of the mean diagonal that is added to a statistic's diagonal, as published."""
 
 
-def hadamard_blocks(head_dim: int) -> tuple[int, ...]:
-    """Return the sizes of the Hadamard matrices on the diagonal of `hadamard`.
-
-    One for a power of two; else the powers of two that make up the head size, the
-    largest first: 80 is 64 + 16.
-    """
-    return tuple(
-        1 << bit
-        for bit in reversed(range(head_dim.bit_length()))
-        if head_dim >> bit & 1
-    )
-
-
 def hadamard(head_dim: int) -> torch.Tensor:
-    """Return the orthonormal, symmetric matrix R, fp64, block-diagonal if need be."""
-    blocks = [
-        fwht(torch.eye(size, dtype=torch.float64)) * size**-0.5
-        for size in hadamard_blocks(head_dim)
-    ]
-    return torch.block_diag(*blocks)
+    """Return the orthonormal, symmetric matrix R, fp64, block-diagonal if need be.
+
+    The one that formats rotate values with: folding counts on their product being I.
+    """
+    return rotate(torch.eye(head_dim, dtype=torch.float64))
 
 
 def identity(shape: tuple[int, ...]) -> torch.Tensor:
@@ -142,7 +129,7 @@ def _dealt(head_dim: int) -> list[int]:
 
     Dealt like cards: each next one goes to the block that lags most behind its share.
     """
-    blocks = hadamard_blocks(head_dim)
+    blocks = power_blocks(head_dim)
     hands: list[list[int]] = [[] for _ in blocks]
     for number in range(head_dim):
         lag = [

@@ -6,6 +6,7 @@ import torch
 
 from polykv_vllm.calibrate import transforms
 from polykv_vllm.calibrate.transforms import hadamard, inverse, wush
+from polykv_vllm.formats import power_blocks
 
 SIZES = [2, 8, 64, 80, 96, 112, 128, 192]
 
@@ -55,7 +56,7 @@ def test_energy_and_sensitivity_are_balanced(size: int) -> None:
     trace = [m.diagonal(dim1=-2, dim2=-1).sum(-1) for m in (energy, data)]
     torch.testing.assert_close(*trace)
     begin = 0
-    for block in transforms.hadamard_blocks(size):
+    for block in power_blocks(size):
         diagonal = energy.diagonal(dim1=-2, dim2=-1)[:, begin : begin + block]
         torch.testing.assert_close(diagonal, diagonal[:, :1].expand_as(diagonal))
         begin += block

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.models.utils import extract_layer_index
 
-from polykv_vllm.attention.impl import PolyKVImpl
+from polykv_vllm.attention.impl import PolyKVImpl, own_impls
 from polykv_vllm.calibrate.artifact import (
     MODEL_FOLDER,
     RECORD_FILE,
@@ -85,11 +85,7 @@ def apply_calibration(model: torch.nn.Module, model_config: Any) -> None:
 
     """
     modules = dict(model.named_modules())
-    impls = {
-        name: impl
-        for name, module in modules.items()
-        if isinstance(impl := getattr(module, "impl", None), PolyKVImpl)
-    }
+    impls = own_impls(modules)
     if not impls:
         return
     for impl in impls.values():

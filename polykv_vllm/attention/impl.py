@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One attention layer: hands vLLM's tensors to the ops."""
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
@@ -183,3 +184,12 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self._attend(query, kv_cache, output, attn_metadata.batch)
         self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)
         return output
+
+
+def own_impls(modules: Mapping[str, torch.nn.Module]) -> dict[str, PolyKVImpl]:
+    """Return the implementations of the layers that have a cache of ours, by name."""
+    return {
+        name: impl
+        for name, module in modules.items()
+        if isinstance(impl := getattr(module, "impl", None), PolyKVImpl)
+    }

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import torch
 from vllm.logger import init_logger
 
-from polykv_vllm.attention.impl import PolyKVImpl
+from polykv_vllm.attention.impl import PolyKVImpl, own_impls
 from polykv_vllm.attention.key_projection import UnreadableError, read_key_projection
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.keys import AUTO, SCALING, KeyProjection, key_transform
@@ -38,11 +38,7 @@ def assign_key_transforms(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
     """
     modules = dict(model.named_modules())
-    impls = {
-        name: impl
-        for name, module in modules.items()
-        if isinstance(impl := getattr(module, "impl", None), PolyKVImpl)
-    }
+    impls = own_impls(modules)
     if not impls:
         return
     loaded_models.add(model)

@@ -4,9 +4,9 @@
 import torch
 
 from polykv_vllm.formats import FormatSpec
+from polykv_vllm.reference.lowbit import Quantized
 from polykv_vllm.reference.pack import pack_token, unpack_tile
 from polykv_vllm.reference.quantize import (
-    Quantized,
     dequantize_key,
     dequantize_value,
     quantize_key,

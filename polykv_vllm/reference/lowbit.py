@@ -41,13 +41,16 @@ QuantizerName = Literal["quest", "affine"]
 QUANTIZERS: tuple[QuantizerName, ...] = ("quest", "affine")
 
 
-class Codes(NamedTuple):
-    """Quantized rows.
+class Quantized(NamedTuple):
+    """Codes and scales of rows.
 
     Attributes:
-        codes: `[..., head_dim]` int32, 0..2^bits - 1.
-        scale: `[...]`, the step between two levels.
-        minimum: `[...]`, the level of code 0; None where the levels are symmetric.
+        codes: `[..., head_dim]` int32; of the quantizers here 0..2^bits - 1. Signed for
+            symmetric ones; of codebooks the level itself for keys, its index for
+            values.
+        scale: `[...]`, of the quantizers here the step between two levels; bf16 in a
+            format.
+        minimum: `[...]`, the level of code 0 of affine quantizers; else None.
 
     """
 
@@ -69,11 +72,11 @@ class Quantizer(Protocol):
         """Of all scales of a row together."""
         ...
 
-    def quantize(self, rows: torch.Tensor) -> Codes:
+    def quantize(self, rows: torch.Tensor) -> Quantized:
         """Quantize `[..., head_dim]` fp32."""
         ...
 
-    def dequantize(self, quantized: Codes) -> torch.Tensor:
+    def dequantize(self, quantized: Quantized) -> torch.Tensor:
         """Return `[..., head_dim]` fp32."""
         ...
 
@@ -96,7 +99,7 @@ class Quest:
         """Of the step."""
         return 8 * self.scale_dtype.itemsize
 
-    def quantize(self, rows: torch.Tensor) -> Codes:
+    def quantize(self, rows: torch.Tensor) -> Quantized:
         """Quantize `[..., head_dim]` fp32; a row of zeros gets step 0."""
         rows = rows.float()
         largest = rows.abs().amax(-1, keepdim=True)
@@ -107,9 +110,9 @@ class Quest:
         step = _rounded(step, self.scale_dtype)
         half = 1 << (self.bits - 1)
         codes = _divided(rows, step).floor().clamp(-half, half - 1)
-        return Codes((codes + half).int(), step.squeeze(-1).to(self.scale_dtype))
+        return Quantized((codes + half).int(), step.squeeze(-1).to(self.scale_dtype))
 
-    def dequantize(self, quantized: Codes) -> torch.Tensor:
+    def dequantize(self, quantized: Quantized) -> torch.Tensor:
         """Return `[..., head_dim]` fp32."""
         centred = quantized.codes.float() + (0.5 - (1 << (self.bits - 1)))
         return _finite(centred * quantized.scale.float().unsqueeze(-1))
@@ -136,7 +139,7 @@ class Affine:
         """Of step and minimum."""
         return 16 * self.scale_dtype.itemsize
 
-    def quantize(self, rows: torch.Tensor) -> Codes:
+    def quantize(self, rows: torch.Tensor) -> Quantized:
         """Quantize `[..., head_dim]` fp32; a flat row is its minimum."""
         rows = rows.float()
         if self.clip:
@@ -153,13 +156,13 @@ class Affine:
         # In halves, as the span may be none; a power of two changes no rounding.
         codes = _divided(rows / 2 - minimum / 2, step / 2).add(0.5).floor()
         codes = codes.clamp(0, levels)
-        return Codes(
+        return Quantized(
             codes.int(),
             step.squeeze(-1).to(self.scale_dtype),
             minimum.squeeze(-1).to(self.scale_dtype),
         )
 
-    def dequantize(self, quantized: Codes) -> torch.Tensor:
+    def dequantize(self, quantized: Quantized) -> torch.Tensor:
         """Return `[..., head_dim]` fp32."""
         if quantized.minimum is None:
             raise ValueError("these codes have no minimum: they are not of Affine")

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from polykv_vllm.formats import CODEBOOKS, FormatSpec, TileLayout
-from polykv_vllm.reference.quantize import Quantized
+from polykv_vllm.reference.lowbit import Quantized
 
 
 class _Places:

@@ -7,35 +7,16 @@ The value scale makes the norm of the dequantized row equal the row's own, which
 costs nothing at run time and measured better than the plain RMS.
 """
 
-from typing import NamedTuple
-
 import torch
 
 from polykv_vllm.formats import CODEBOOKS, FormatSpec, power_blocks
-from polykv_vllm.reference.lowbit import Affine, Codes
+from polykv_vllm.reference.lowbit import Affine, Quantized
 from polykv_vllm.reference.rotation import (
     power_of_two,
     rotate,
     rotate_any,
     rotate_unnormalized,
 )
-
-
-class Quantized(NamedTuple):
-    """Codes and scales of rows.
-
-    Attributes:
-        codes: `[..., head_dim]` int32; signed for symmetric quantizers, of affine ones
-            the number of steps above the minimum; of codebooks the level itself for
-            keys, its index for values.
-        scale: `[...]` bf16; of affine quantizers, the step.
-        minimum: `[...]` bf16, of affine quantizers; else None.
-
-    """
-
-    codes: torch.Tensor
-    scale: torch.Tensor
-    minimum: torch.Tensor | None = None
 
 
 def bf16_round_up(x: torch.Tensor) -> torch.Tensor:
@@ -118,7 +99,7 @@ def quantize_rotated(rows: torch.Tensor, bits: int, rotated: bool = True) -> Qua
 
 def quantize_affine(rows: torch.Tensor, bits: int, clip: float) -> Quantized:
     """Quantize to a minimum and `2^bits - 1` steps; see `lowbit.Affine`."""
-    return Quantized(*Affine(bits, clip).quantize(rows))
+    return Affine(bits, clip).quantize(rows)
 
 
 def quantize_key(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
@@ -145,7 +126,7 @@ def quantize_value(rows: torch.Tensor, fmt: FormatSpec) -> Quantized:
 
 
 def _dequantize_affine(quantized: Quantized) -> torch.Tensor:
-    return Affine(bits=0).dequantize(Codes(*quantized))
+    return Affine(bits=0).dequantize(quantized)
 
 
 def dequantize_key(quantized: Quantized) -> torch.Tensor:

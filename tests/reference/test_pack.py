@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polykv_vllm.formats import CODEBOOKS, FORMATS, FormatSpec, TileLayout
+from polykv_vllm.reference.lowbit import Quantized
 from polykv_vllm.reference.pack import pack_token, unpack_tile
-from polykv_vllm.reference.quantize import Quantized
 from tests.formats.test_layout import places
 
 FORMAT_LIST = list(FORMATS.values())

@@ -85,8 +85,8 @@ def test_unused_slots_may_hold_anything(fmt: FormatSpec) -> None:
     used[[int(batch.block_table[0, 0])]] = True  # the only full block
     head_dim, block_size = 64, batch.kv_cache.shape[2]
     for request, block, tokens in ((0, 1, 1), (1, 0, 20)):
+        from polykv_vllm.reference.lowbit import Quantized
         from polykv_vllm.reference.pack import pack_token, unpack_tile
-        from polykv_vllm.reference.quantize import Quantized
 
         tile = batch.kv_cache[int(batch.block_table[request, block]), 0]
         key, value = unpack_tile(tile.reshape(-1).clone(), head_dim, fmt)

@@ -35,7 +35,11 @@ def new_cache(
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments of `ops.paged_attention`, in its order and shapes."""
+    """Arguments of `ops.paged_attention`, in its order and shapes.
+
+    A batch with windows (`window_cases.with_windows`) is neither selected from nor cut
+    into chunks: what is in pages differs.
+    """
 
     query: torch.Tensor
     kv_cache: torch.Tensor
@@ -47,6 +51,8 @@ class Batch:
     window: int = -1
     key_transform: KeyTransform | None = None
     logits: ops.LogitTerms | None = None
+    windows: ops.WindowBatch | None = None
+    raw: ops.RawRows | None = None
 
     def run(
         self,
@@ -68,6 +74,8 @@ class Batch:
             self.scale,
             self.window,
             forest=forest,
+            windows=self.windows,
+            raw=self.raw,
             key_transform=self.key_transform,
             logits=self.logits,
             fast=fast,
@@ -104,6 +112,7 @@ class Batch:
 
     def select(self, requests: list[int]) -> "Batch":
         """Return the same requests in another order, or fewer of them."""
+        assert self.windows is None
         lengths = [0] + [self.requests()[r][0] for r in requests]
         return replace(
             self,
@@ -115,6 +124,7 @@ class Batch:
 
     def chunk(self, request: int, begin: int, end: int) -> "Batch":
         """Return tokens `begin..end` of a request's queries as a batch of their own."""
+        assert self.windows is None
         first, last = self.query_start_loc[request : request + 2].tolist()
         left = last - first - end
         return replace(

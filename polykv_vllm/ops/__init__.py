@@ -23,13 +23,17 @@ from polykv_vllm.ops.dispatch import (
 from polykv_vllm.ops.forest import TILE_TOKENS, build_prefix_forest
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest, SharingCounts
+from polykv_vllm.ops.windows import WINDOW_PAGE_TOKENS, RawRows, WindowBatch
 
 __all__ = [
     "TILE_TOKENS",
+    "WINDOW_PAGE_TOKENS",
     "AttentionBatch",
     "LogitTerms",
     "PrefixForest",
+    "RawRows",
     "SharingCounts",
+    "WindowBatch",
     "available_isas",
     "build_prefix_forest",
     "compiled_isas",

@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
+from polykv_vllm.ops._checks import check_index
 from polykv_vllm.ops.segments import PrefixForest
+from polykv_vllm.ops.windows import WindowBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +20,7 @@ class AttentionBatch:
         seq_lens: `[num_reqs]` int32, the query tokens included.
         query_start_loc: `[num_reqs + 1]` int32, offsets into the query rows.
         forest: Blocks to read once for several requests (`build_prefix_forest`).
+        windows: Which tokens are seen as the model made them; None for none.
         fields: The same as values of `AttentionArgs`.
 
     Raises:
@@ -29,12 +32,15 @@ class AttentionBatch:
     seq_lens: torch.Tensor
     query_start_loc: torch.Tensor
     forest: PrefixForest | None = None
+    windows: WindowBatch | None = None
     fields: tuple[tuple[str, Any], ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Check the tensors and note where they are."""
         table, lens, starts = self.block_table, self.seq_lens, self.query_start_loc
         check_batch(table, lens, starts)
+        if self.windows is not None:
+            self.windows.check_requests(lens.shape[0])
         fields: dict[str, Any] = {
             "block_table": table.data_ptr(),
             "seq_lens": lens.data_ptr(),
@@ -63,24 +69,6 @@ class AttentionBatch:
                 "num_segments": segments.shape[0],
             }
         object.__setattr__(self, "fields", tuple(fields.items()))
-
-
-def check_index(name: str, index: torch.Tensor, dtype: torch.dtype, dims: int) -> None:
-    """Check a tensor of indices that the library is to read.
-
-    Raises:
-        ValueError: It has another dtype, device, number of dimensions or stride.
-
-    """
-    if index.dtype != dtype or index.device.type != "cpu" or index.dim() != dims:
-        raise ValueError(
-            f"{name} must be {dtype} on the CPU with {dims} dimension(s), not "
-            f"{index.dtype} on {index.device} with shape {list(index.shape)}"
-        )
-    if index.numel() and index.stride(-1) != 1:
-        raise ValueError(
-            f"the last dimension of {name} must be contiguous, not {index.stride()}"
-        )
 
 
 def check_batch(

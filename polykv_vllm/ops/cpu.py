@@ -18,6 +18,7 @@ import torch
 
 from polykv_vllm.formats import BLOCK_SIZE_MULTIPLE, FORMATS, FormatSpec
 from polykv_vllm.keys import KeyTransform
+from polykv_vllm.ops._checks import check_index
 from polykv_vllm.ops._structs import (
     AttentionArgs,
     Cache,
@@ -27,9 +28,10 @@ from polykv_vllm.ops._structs import (
     RowTransform,
     StoreArgs,
 )
-from polykv_vllm.ops.batch import AttentionBatch, check_index
+from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.table import validate_cache
+from polykv_vllm.ops.windows import RawRows
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
 
@@ -278,8 +280,13 @@ class LayerAttention:
         kv_cache: torch.Tensor,
         output: torch.Tensor,
         batch: AttentionBatch,
+        raw: RawRows | None = None,
     ) -> None:
         """Attend; arguments as in `ops.paged_attention`."""
+        if raw is not None or batch.windows is not None:
+            raise NotImplementedError(
+                "the C++ kernels have no full-precision windows; isa 'reference' has"
+            )
         args = self._args
         forms = (_form(query), _form(output))
         if kv_cache is not self._cache or forms != self._forms:

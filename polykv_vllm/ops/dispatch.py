@@ -14,6 +14,7 @@ from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest
 from polykv_vllm.ops.table import Entry, OpTable
+from polykv_vllm.ops.windows import RawRows, WindowBatch
 
 LayerStore = cpu.LayerStore | reference.LayerStore
 LayerAttention = cpu.LayerAttention | reference.LayerAttention
@@ -131,7 +132,8 @@ def layer_attention(
 
     It keeps its checked arguments and checks again only what is another object or has
     another form. Call it with `(query, kv_cache, output, batch)`, batch being an
-    `AttentionBatch`, one for all layers. Arguments as in `paged_attention`.
+    `AttentionBatch`, one for all layers, and with `raw=RawRows(...)` where the batch
+    has windows. Arguments as in `paged_attention`.
     """
     make = _entry("paged_attention", fmt, isa, device)
     layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
@@ -185,6 +187,8 @@ def paged_attention(
     sliding_window: int = -1,
     *,
     forest: PrefixForest | None = None,
+    windows: WindowBatch | None = None,
+    raw: RawRows | None = None,
     key_transform: KeyTransform | None = None,
     logits: LogitTerms | None = None,
     fast: bool = False,
@@ -209,6 +213,9 @@ def paged_attention(
         sliding_window: Keys that a query sees, itself included; -1 for all.
         forest: Blocks of this batch to read once for several requests
             (`build_prefix_forest`); the result is the same without.
+        windows: Which tokens are seen as the model made them, not as the cache holds
+            them; None for none.
+        raw: Those tokens' keys and values; with `windows`.
         key_transform: What the cached keys went through; None for nothing.
         logits: Soft cap, ALiBi slopes and sinks; None for none of them.
         fast: Round probabilities to 8 bits instead of 16 before they weigh the
@@ -218,12 +225,12 @@ def paged_attention(
         num_threads: OpenMP threads; 0 is the process's default.
 
     Raises:
-        ValueError: Shapes, dtypes or strides do not fit, or the forest does not fit
-            the block table.
+        ValueError: Shapes, dtypes or strides do not fit, the forest does not fit
+            the block table, or pages that the windows need do not exist.
         NotImplementedError: No implementation for this device and instruction set.
 
     """
     make = _entry("paged_attention", fmt, isa, query.device.type, query)
-    batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest)
+    batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest, windows)
     layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
-    layer(query, kv_cache, output, batch)
+    layer(query, kv_cache, output, batch, raw)

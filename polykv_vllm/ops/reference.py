@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch oracle behind the ops' signatures (isa "reference"); slow."""
 
+from itertools import pairwise
+
 import torch
 
 from polykv_vllm.formats import FormatSpec
@@ -8,7 +10,10 @@ from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.table import validate_cache
+from polykv_vllm.ops.windows import RawRows, WindowBatch, check_windows
 from polykv_vllm.reference import attention, cache
+from polykv_vllm.reference.window_pages import RequestWindow
+from polykv_vllm.reference.windows import Windows
 
 
 def _check(
@@ -65,10 +70,16 @@ class LayerAttention:
         kv_cache: torch.Tensor,
         output: torch.Tensor,
         batch: AttentionBatch,
+        raw: RawRows | None = None,
     ) -> None:
         """Attend."""
+        check_windows(batch.windows, raw)
         _check(kv_cache, self._fmt, query.shape[-1], self._transform)
         self._logits.check_heads(query.shape[1])
+        windows = None
+        if batch.windows is not None and raw is not None:
+            raw.check(query, kv_cache.shape[1])
+            windows = _request_windows(batch, batch.windows, raw)
         attention.paged_attention(
             self._transform.queries(query),
             kv_cache,
@@ -82,4 +93,24 @@ class LayerAttention:
             self._logits.soft_cap,
             self._logits.alibi_slopes,
             self._logits.sinks,
+            windows,
+            query,
         )
+
+
+def _request_windows(
+    batch: AttentionBatch, windows: WindowBatch, raw: RawRows
+) -> list[RequestWindow]:
+    starts = batch.query_start_loc.tolist()
+    return [
+        RequestWindow(
+            Windows(int(windows.sink_tokens[r]), windows.recent_tokens),
+            int(windows.recent_begin[r]),
+            windows.sink_pages[r].tolist(),
+            windows.recent_pages[r].tolist(),
+            raw.key[first:last],
+            raw.value[first:last],
+            raw.window_cache,
+        )
+        for r, (first, last) in enumerate(pairwise(starts))
+    ]

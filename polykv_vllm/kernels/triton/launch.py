@@ -153,8 +153,14 @@ class LayerAttention:
         kv_cache: torch.Tensor,
         output: torch.Tensor,
         batch: Any,
+        raw: Any = None,
     ) -> None:
         """Attend; `batch` is an `ops.AttentionBatch`, other arguments as in ops."""
+        if raw is not None or batch.windows is not None:
+            raise NotImplementedError(
+                "the Triton kernels have no full-precision windows; isa 'reference' "
+                "has, on the CPU"
+            )
         plan = self._plans.get(batch)
         if plan is None:
             group = query.shape[1] // kv_cache.shape[1]

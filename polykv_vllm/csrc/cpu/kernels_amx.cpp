@@ -17,9 +17,8 @@
 #include "polykv/layout.h"
 
 #pragma GCC push_options
-#pragma GCC target(                                                                   \
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,amx-tile,amx-int8,fma," \
-    "avx2")
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,amx-tile,amx-int8,fma,avx2")
 // clang-format off: each file needs what the ones above it define
 #include "vec_avx512.h"
 #include "prefetch.h"
@@ -28,7 +27,9 @@
 #include "affine-inl.h"
 #include "pack_keys-inl.h"
 #include "store-inl.h"
+#include "unpack_plain.h"
 #include "unpack_avx512.h"
+#include "unpack_values-inl.h"
 #include "gemm_shape.h"
 #include "gemm_amx.h"
 #include "softmax-inl.h"

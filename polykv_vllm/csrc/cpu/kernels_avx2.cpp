@@ -26,6 +26,7 @@
 #include "store-inl.h"
 #include "unpack_plain.h"
 #include "unpack_bytes.h"
+#include "unpack_values-inl.h"
 #include "gemm_shape.h"
 #include "gemm_blocks.h"
 #include "gemm_madd.h"

@@ -5,7 +5,9 @@
 namespace polykv {
 namespace {
 
-inline __m512i level_table(const void* levels) {
+constexpr bool kUnpacksNarrowChunks = true;
+
+inline __m512i lookup_table(const void* levels) {
   return _mm512_broadcast_i32x4(
       _mm_loadu_si128(static_cast<const __m128i*>(levels)));
 }
@@ -199,28 +201,11 @@ inline void unpack_2bit(const uint8_t* codes, __m512i table, int8_t* levels) {
   }
 }
 
-template <int D>
-inline void unpack_values(const Format& format, const uint8_t* codes,
-                          const uint8_t* high, const uint8_t* keys, int8_t* levels) {
-  const __m512i table = level_table(value_levels(format));
-  if (format.value_bits == 3) {
-    unpack_3bit<D>(codes, high, table, levels);
-  } else if (format.key_bits == 7) {
-    unpack_4bit_with_keys<D>(codes, high, keys, table, levels);
-  } else if (format.value_bits == 4) {
-    unpack_4bit<D>(codes, table, levels);
-  } else if (format.value_bits == 2) {
-    unpack_2bit<D>(codes, table, levels);
-  } else {
-    std::memcpy(levels, codes, D * kSubtileTokens);
-  }
-}
-
 // Key codes of 2 to 4 bits of one subtile -> their levels, a byte each, [D/4][16][4].
 template <int D>
 inline void unpack_keys(const Format& format, const uint8_t* codes, const uint8_t* high,
                         uint8_t* out) {
-  const __m512i table = level_table(key_levels(format));
+  const __m512i table = lookup_table(key_levels(format));
   const auto put = [&](int row, __m512i code) {
     _mm512_store_si512(out + row * 64, _mm512_shuffle_epi8(table, code));
   };

@@ -5,6 +5,8 @@
 namespace polykv {
 namespace {
 
+constexpr bool kUnpacksNarrowChunks = false;  // less than 64 (4-bit planes: 32) dims
+
 // Codes 0..7 of four tokens, for the dims of register `part` of each field of 16 dims:
 // bits 2f and 2f + 1 of the low plane, and bit f of the high one, or f + 4 for dims
 // 8..15. The shifts are of words: what they bring over from a neighbour is masked.
@@ -131,28 +133,6 @@ inline void unpack_keys(const Format& format, const uint8_t* codes, const uint8_
       }
     }
   }
-}
-
-template <int D>
-inline void unpack_values(const Format& format, const uint8_t* codes,
-                          const uint8_t* high, const uint8_t* keys, int8_t* levels) {
-  const Reg table = lookup_table(value_levels(format));
-  if (format.value_bits == 3) {
-    unpack_3bit<D>(codes, high, table, levels);
-  } else if (format.key_bits == 7) {
-    unpack_4bit_with_keys<D>(codes, high, keys, table, levels);
-  } else if (format.value_bits == 4) {
-    unpack_4bit<D>(codes, table, levels);
-  } else if (format.value_bits == 2) {
-    unpack_2bit<D>(codes, table, levels);
-  } else {
-    std::memcpy(levels, codes, D * kSubtileTokens);
-    return;
-  }
-  // The narrower chunks that head dims of no whole ones end with.
-  const int planes = TileLayout::value_plane_bits(format);
-  const int whole = planes < 4 ? D / 64 * 64 : D / 32 * 32;
-  if (whole < D) unpack_dims<D>(format, codes, high, keys, levels, whole);
 }
 
 template <int D>

@@ -84,19 +84,6 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF u
   for (int i = 0; i < 4; ++i) {
     p[i] = _mm512_castps_si512(_mm512_fmadd_ps(x[i], unit, magic));
   }
-#ifdef __AVX512VBMI__
-  // Low bytes of two vectors, then their high bytes: bytes 4i and 4i + 1 of both.
-  alignas(64) static constexpr uint8_t kBytes[64] = {
-      0,  4,  8,  12, 16, 20, 24, 28, 32, 36,  40,  44,  48,  52,  56,  60,
-      64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112, 116, 120, 124,
-      1,  5,  9,  13, 17, 21, 25, 29, 33, 37,  41,  45,  49,  53,  57,  61,
-      65, 69, 73, 77, 81, 85, 89, 93, 97, 101, 105, 109, 113, 117, 121, 125};
-  const __m512i bytes = _mm512_load_si512(kBytes);
-  const __m512i a = _mm512_permutex2var_epi8(p[0], bytes, p[1]);
-  const __m512i b = _mm512_permutex2var_epi8(p[2], bytes, p[3]);
-  _mm512_storeu_si512(low, _mm512_shuffle_i64x2(a, b, 0x44));
-  _mm512_storeu_si512(high, _mm512_shuffle_i64x2(a, b, 0xee));
-#else
   // Lane i of `h` collects the high bytes of token i of p[0], p[2], p[1], p[3]; `l` the
   // low ones. Transposing 4 x 4 bytes puts the tokens beside each other.
   const __m512i even = _mm512_set1_epi16(255);
@@ -115,7 +102,6 @@ inline void store_u16_split(uint8_t* high, uint8_t* low, const VecF x[4], VecF u
                       _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(h, bytes)));
   _mm512_storeu_si512(low,
                       _mm512_permutexvar_epi32(order, _mm512_shuffle_epi8(l, bytes)));
-#endif
 }
 // As in vec_avx2.h, for products of int16.
 inline void store_u16_pairs(uint8_t* high, uint8_t* low, const VecF x[4], VecF unit) {

@@ -314,7 +314,8 @@ def main(
         raise typer.BadParameter("--cpu-time sees one thread, not several")
     fmt, shapes = options.read_options(format_name, shape or options.SHAPES)
     if vllm_library is not None:
-        isa = isa or [_take_library(vllm_library)]
+        matching = _take_library(vllm_library)
+        isa = isa or [matching]
     isas = our_isas(isa)
     if footprint_mib is None:
         footprint_mib = 0 if quick else cold_footprint_bytes() >> 20

@@ -69,6 +69,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.sliding_window = -1 if sliding_window is None else sliding_window
         # A parameter whose values come with the weights; the kernels read a copy.
         self.sinks = sinks
+        self._has_final_sinks = sinks is None
         self._logits = ops.LogitTerms(
             float(logits_soft_cap or 0.0),
             None if alibi_slopes is None else torch.tensor(alibi_slopes).float(),
@@ -103,6 +104,26 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             4 * head_size,
             self.isa,
         )
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """Take what came with the weights; called again when they are reloaded.
+
+        Args:
+            act_dtype: Of the model's activations (unused).
+
+        """
+        self._take_sinks()
+
+    def _take_sinks(self) -> None:
+        """Copy the attention sinks, if any, to where the kernels read them."""
+        if self.sinks is not None and self._logits.sinks is not None:
+            self._logits.sinks.copy_(self.sinks)
+        self._has_final_sinks = True
+
+    @property
+    def has_alibi(self) -> bool:
+        """Whether the layer adds ALiBi's bias to its scores."""
+        return self._logits.alibi_slopes is not None
 
     def set_key_transform(self, transform: KeyTransform) -> None:
         """Say what keys go through before they are quantized; nothing is cached yet."""
@@ -178,9 +199,8 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         if attn_metadata is None:
             return output
         start = perf_counter()
-        if self.sinks is not None:
-            assert self._logits.sinks is not None
-            self._logits.sinks.copy_(self.sinks)
+        if not self._has_final_sinks:  # by a loader that does not say so
+            self._take_sinks()
         self._attend(query, kv_cache, output, attn_metadata.batch)
         self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)
         return output

@@ -101,8 +101,9 @@ def test_stores_and_attends(
     assert cache[0].count_nonzero() == 0  # the null block
 
 
-def test_sinks_are_those_of_the_loaded_weights(make: Any) -> None:
-    """The layer is made before its weights are there, and they may be exchanged."""
+@pytest.mark.parametrize("loader_says_so", [True, False])
+def test_sinks_are_those_of_the_loaded_weights(make: Any, loader_says_so: bool) -> None:
+    """The layer is made before its weights are there, and they may be reloaded."""
     sinks = torch.nn.Parameter(torch.zeros(NUM_HEADS), requires_grad=False)
     impl = make(sinks=sinks)
     rows = torch.randn(1, NUM_HEADS, HEAD_SIZE)
@@ -111,14 +112,16 @@ def test_sinks_are_those_of_the_loaded_weights(make: Any) -> None:
     impl.do_kv_cache_update(
         None, rows[:, :2], rows[:, 2:], cache, torch.tensor([2 * BLOCK_SIZE])
     )
-    outputs = []
-    for value in (0.0, 100.0):
+    outputs = {}
+    for i, value in enumerate((0.0, 100.0) if loader_says_so else (100.0, 0.0)):
         sinks.data.fill_(value)
+        if loader_says_so or i > 0:  # a reload always does
+            impl.process_weights_after_loading(torch.float32)
         output = torch.empty_like(rows)
         impl.forward(None, rows, rows, rows, cache, metadata(1, 1), output)
-        outputs.append(output)
-    assert outputs[0].abs().max() > 0.1
-    assert outputs[1].abs().max() < 1e-6
+        outputs[value] = output
+    assert outputs[0.0].abs().max() > 0.1
+    assert outputs[100.0].abs().max() < 1e-6
 
 
 def test_slopes_of_another_number_of_heads_are_refused(make: Any) -> None:

@@ -142,8 +142,8 @@ def with_unknown_norm(attention: Any) -> None:
     attention.query_layernorm = torch.nn.LayerNorm(HEAD_SIZE)
 
 
-def with_wide_norm(attention: Any) -> None:
-    attention.k_norm = torch.nn.LayerNorm(KV_HEADS * HEAD_SIZE)
+def with_odd_norm(attention: Any) -> None:
+    attention.k_norm = torch.nn.LayerNorm(KV_HEADS * HEAD_SIZE // 4)
 
 
 def with_plain_linear(attention: Any) -> None:
@@ -160,7 +160,7 @@ UNKNOWN = {
     without_rope: "no rotary_emb",
     with_gate: "256 outputs where",
     with_unknown_norm: "what LayerNorm query_layernorm does is unknown",
-    with_wide_norm: r"weight of shape \[128\], not \[64\]",
+    with_odd_norm: r"weight of shape \[32\], not \[64\]",
     with_plain_linear: "no linear layer of vLLM",
     with_unknown_rope: "what Module rotates is unknown",
 }

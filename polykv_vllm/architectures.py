@@ -11,6 +11,7 @@ ARCHITECTURES: dict[str, str] = {
     "FalconForCausalLM": "Falcon",
     "Gemma2ForCausalLM": "Gemma 2",
     "Gemma3ForCausalLM": "Gemma 3 (text)",
+    "Gemma4ForCausalLM": "Gemma 4 (text)",
     "GemmaForCausalLM": "Gemma",
     "GPTNeoXForCausalLM": "GPT-NeoX and Pythia",
     "GptOssForCausalLM": "GPT-OSS",
@@ -37,23 +38,18 @@ layers in its own format, in pages of the size of the attention layers' pages.""
 _NO_ATTENTION = "is not served: it has no attention, it keeps states and no KV cache"
 _MAMBA = "is not served: attention beside Mamba layers was not tested"
 _CHUNKED = "is not served: it attends in chunks, which was not tested"
-_SHARED = "is not served: it shares keys and values between layers"
 _IMAGES = (
     "is not served: the tokens of an image attend to later ones, and vLLM's module of "
-    "it needs torchvision, which the CPU set-up leaves out; its text class, "
-    "Gemma3ForCausalLM, is served"
+    "it needs torchvision, which the CPU set-up leaves out; its text class, {}, is "
+    "served"
 )
-_MIXED = "is not served: its layers have heads of different sizes (256 and 512)"
 
 REFUSED: dict[str, str] = {
     "BambaForCausalLM": _MAMBA,
     "FalconH1ForCausalLM": _MAMBA,
     "FalconMambaForCausalLM": _NO_ATTENTION,
-    "Gemma3ForConditionalGeneration": _IMAGES,
-    "Gemma3nForCausalLM": _SHARED,
-    "Gemma3nForConditionalGeneration": _SHARED,
-    "Gemma4ForCausalLM": _MIXED,
-    "Gemma4ForConditionalGeneration": _MIXED,
+    "Gemma3ForConditionalGeneration": _IMAGES.format("Gemma3ForCausalLM"),
+    "Gemma4ForConditionalGeneration": _IMAGES.format("Gemma4ForCausalLM"),
     "GraniteMoeHybridForCausalLM": _MAMBA,
     "JambaForCausalLM": _MAMBA,
     "Llama4ForCausalLM": _CHUNKED,

@@ -5,6 +5,7 @@ The engine asks before it loads weights, `polykv check` asks without an engine: 
 get the same answer from here.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,20 @@ _LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
 
 @dataclass(frozen=True)
+class LayerShape:
+    """What one attention layer keeps of a token.
+
+    Attributes:
+        num_kv_heads: KV heads.
+        head_size: Elements of one head; 0 when the config does not say.
+
+    """
+
+    num_kv_heads: int
+    head_size: int
+
+
+@dataclass(frozen=True)
 class Support:
     """The answer for one model and one cache dtype.
 
@@ -22,27 +37,23 @@ class Support:
         reasons: Why the model cannot be served; empty when it can.
         architecture: As in the config.
         fmt: The format, None when the cache dtype names none.
-        num_layers: Attention layers.
+        layer_shapes: Of each attention layer.
         num_linear_layers: Linear-attention layers of a hybrid model: they keep a state
             of a fixed size, uncompressed.
         num_sliding_layers: Those with a sliding window.
         sliding_window: Tokens that those see, None without such layers.
         num_heads: Query heads.
-        num_kv_heads: KV heads.
-        head_size: Elements of one head; 0 when the config does not say.
 
     """
 
     reasons: tuple[str, ...]
     architecture: str
     fmt: FormatSpec | None
-    num_layers: int
+    layer_shapes: tuple[LayerShape, ...]
     num_linear_layers: int
     num_sliding_layers: int
     sliding_window: int | None
     num_heads: int
-    num_kv_heads: int
-    head_size: int
 
     @property
     def ok(self) -> bool:
@@ -50,16 +61,48 @@ class Support:
         return not self.reasons
 
     @property
-    def bytes_per_token(self) -> int:
-        """Cache bytes of one token in all layers; ValueError unless `ok`."""
+    def num_layers(self) -> int:
+        """Attention layers."""
+        return len(self.layer_shapes)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of the first attention layer."""
+        return self.layer_shapes[0].num_kv_heads if self.layer_shapes else 0
+
+    @property
+    def head_size(self) -> int:
+        """Elements of a head of the first attention layer; 0 when it is unknown."""
+        return self.layer_shapes[0].head_size if self.layer_shapes else 0
+
+    def layer_bytes_per_token(self, shape: LayerShape) -> int:
+        """Cache bytes of one token in a layer; ValueError without a format."""
         if self.fmt is None:
             raise ValueError("no format, no bytes")
-        slot_bytes = self.fmt.slot_bytes(self.head_size)
-        return self.num_layers * self.num_kv_heads * slot_bytes
+        return shape.num_kv_heads * self.fmt.slot_bytes(shape.head_size)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Cache bytes of one token in all layers; ValueError unless `ok`."""
+        return sum(map(self.layer_bytes_per_token, self.layer_shapes))
 
     def uncompressed_bytes_per_token(self, itemsize: int = 2) -> int:
         """The same for vLLM's own cache with `itemsize` bytes per element."""
-        return self.num_layers * self.num_kv_heads * 2 * self.head_size * itemsize
+        elements = sum(x.num_kv_heads * x.head_size for x in self.layer_shapes)
+        return 2 * elements * itemsize
+
+    def describe_layers(self) -> str:
+        """Say how many layers have which shape: "28 layers, 8 KV heads x 128"."""
+        counts = Counter(self.layer_shapes)
+        return "; ".join(
+            f"{_count(count, 'layer')}, {_count(x.num_kv_heads, 'KV head')} x "
+            f"{x.head_size}"
+            for x, count in counts.items()
+        )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def check_model(hf_config: Any, cache_dtype: str) -> Support:
@@ -75,7 +118,6 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
     """
     text_config = getattr(hf_config, "text_config", None) or hf_config
     num_heads = _number(text_config, "num_attention_heads")
-    head_size = _head_size(text_config, num_heads)
     num_layers = _number(text_config, "num_hidden_layers")
     layer_types = list(getattr(text_config, "layer_types", None) or ())
     num_linear = layer_types.count("linear_attention")
@@ -83,6 +125,7 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
     num_sliding = layer_types.count("sliding_attention")
     if not layer_types and window:
         num_sliding = num_layers
+    shapes = _layer_shapes(text_config, num_layers, num_heads, layer_types)
     try:
         fmt, format_reasons = get_format(cache_dtype), []
     except ValueError as error:
@@ -92,31 +135,44 @@ def check_model(hf_config: Any, cache_dtype: str) -> Support:
             *format_reasons,
             *_architecture_reasons(hf_config),
             *attention_reasons(text_config, _served_layer_types(hf_config)),
-            *_shape_reasons(num_layers, num_heads, head_size, fmt),
+            *_shape_reasons(shapes, num_heads, fmt),
         ),
         architecture=_architecture(hf_config),
         fmt=fmt,
-        num_layers=num_layers - num_linear,
+        layer_shapes=shapes,
         num_linear_layers=num_linear,
         num_sliding_layers=num_sliding,
         sliding_window=window if num_sliding else None,
         num_heads=num_heads,
-        num_kv_heads=_num_kv_heads(text_config) or num_heads,
-        head_size=head_size,
+    )
+
+
+def _layer_shapes(
+    hf_config: Any, num_layers: int, num_heads: int, layer_types: list[str]
+) -> tuple[LayerShape, ...]:
+    """Return the shape of each layer with attention."""
+    configs = [hf_config] * num_layers
+    if getattr(hf_config, "is_heterogeneous", False):
+        configs = [hf_config.per_layer_config[i] for i in range(num_layers)]
+    return tuple(
+        LayerShape(_num_kv_heads(config) or num_heads, _head_size(config, num_heads))
+        for i, config in enumerate(configs)
+        if layer_types[i : i + 1] != ["linear_attention"]
     )
 
 
 def _number(hf_config: Any, name: str) -> int:
-    value = getattr(hf_config, name, None)
+    """Return a number of the config, 0 where it has none for all layers."""
+    try:
+        value = getattr(hf_config, name, None)
+    except RuntimeError:  # transformers refuses: it is an attribute of each layer
+        return 0
     return value if isinstance(value, int) else 0
 
 
 def _head_size(hf_config: Any, num_heads: int) -> int:
-    """Return the head size, 0 where the config does not say or layers differ in it."""
-    try:
-        head_size = _number(hf_config, "head_dim")
-    except RuntimeError:  # transformers refuses: it is an attribute of each layer
-        return 0
+    """Return the head size, 0 where the config does not say."""
+    head_size = _number(hf_config, "head_dim")
     if not head_size and num_heads:
         return _number(hf_config, "hidden_size") // num_heads
     return head_size
@@ -159,7 +215,12 @@ def _architecture_reasons(hf_config: Any) -> list[str]:
             "and not keys and values per head"
         )
     architecture = _architecture(hf_config)
-    if architecture in REFUSED:
+    if not getattr(hf_config, "architectures", None):
+        reasons.append(
+            f"its config names no class (architectures), only the type {architecture}; "
+            "vLLM needs both"
+        )
+    elif architecture in REFUSED:
         reasons.append(f"the architecture {architecture} {REFUSED[architecture]}")
     elif architecture not in ARCHITECTURES and not reasons:
         known = ", ".join(sorted(set(ARCHITECTURES.values())))
@@ -188,6 +249,10 @@ def attention_reasons(
         found.append("is not causal (is_causal)")
     if getattr(hf_config, "dual_chunk_attention_config", None):
         found.append("uses dual chunk attention (dual_chunk_attention_config)")
+    if shared := _number(hf_config, "num_kv_shared_layers"):
+        found.append(
+            f"shares keys and values between layers (num_kv_shared_layers={shared})"
+        )
     others = set(getattr(hf_config, "layer_types", None) or ()) - layer_types
     if others:
         found.append(f"has layers of type {', '.join(sorted(others))}")
@@ -195,15 +260,18 @@ def attention_reasons(
 
 
 def _shape_reasons(
-    num_layers: int, num_heads: int, head_size: int, fmt: FormatSpec | None
+    shapes: tuple[LayerShape, ...], num_heads: int, fmt: FormatSpec | None
 ) -> list[str]:
-    if not (num_layers and num_heads and head_size):
-        lacking = "num_hidden_layers, num_attention_heads or one head size for all"
+    head_sizes = dict.fromkeys(shape.head_size for shape in shapes)
+    if not (head_sizes and num_heads and all(head_sizes)):
+        lacking = "num_hidden_layers, num_attention_heads or the size of the heads"
         return [f"its config lacks {lacking}"]
     if fmt is None:
         return []
-    try:
-        fmt.check_head_dim(head_size)
-    except ValueError as error:
-        return [str(error)]
-    return []
+    reasons = []
+    for head_size in head_sizes:
+        try:
+            fmt.check_head_dim(head_size)
+        except ValueError as error:
+            reasons.append(str(error))
+    return reasons

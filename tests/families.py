@@ -44,8 +44,6 @@ class Family:
         dtype: Of the activations.
         note: What is special, for docs/support.md.
         options: Of the engine.
-        treatment: What the layers' keys go through; "hadamard" where the projection
-            that makes the keys cannot be read (docs/keys.md).
         refused: A part of the reason why it is not served.
 
     """
@@ -57,7 +55,6 @@ class Family:
     dtype: str = "float32"
     note: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    treatment: str = "channel_scale_hadamard"
     refused: str = ""
 
     @property
@@ -135,7 +132,6 @@ SERVED: dict[str, Family] = {
         "PhiForCausalLM",
         {"num_key_value_heads": None, "hidden_size": 320},
         note="half of the channels are rotated",
-        treatment="hadamard",
     ),
     "gemma": Family("gemma", "GemmaForCausalLM", {"head_dim": 256}),
     "gemma2": Family(
@@ -152,12 +148,24 @@ SERVED: dict[str, Family] = {
     "gemma3-text": Family(
         "gemma3_text", "Gemma3ForCausalLM", {**FULL_AND_SLIDING, "head_dim": 256}
     ),
+    "gemma4-text": Family(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        {
+            **FULL_AND_SLIDING,
+            "head_dim": 256,
+            "global_head_dim": 512,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,  # keys are values, in full-attention layers
+            "hidden_size_per_layer_input": 0,
+        },
+        note="heads of two sizes",
+    ),
     "gpt-neox": Family(
         "gpt_neox",
         "GPTNeoXForCausalLM",
         {"num_key_value_heads": None, "hidden_size": 384},
         note="a quarter of the channels is rotated",
-        treatment="hadamard",
     ),
     "gpt-oss": Family(
         "gpt_oss",
@@ -171,17 +179,14 @@ SERVED: dict[str, Family] = {
         },
         note="attention sinks",
     ),
-    "olmo": Family("olmo", "OlmoForCausalLM", treatment="hadamard"),
-    "olmo2": Family("olmo2", "Olmo2ForCausalLM", treatment="hadamard"),
-    "olmo3": Family(
-        "olmo3", "Olmo3ForCausalLM", FULL_AND_SLIDING, treatment="hadamard"
-    ),
+    "olmo": Family("olmo", "OlmoForCausalLM"),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM"),
+    "olmo3": Family("olmo3", "Olmo3ForCausalLM", FULL_AND_SLIDING),
     "falcon-7b": Family(
         "falcon",
         "FalconForCausalLM",
         {"num_key_value_heads": None, "multi_query": True, "bias": False},
         note="parallel attention and MLP",
-        treatment="hadamard",
     ),
     "falcon-40b": Family(
         "falcon",
@@ -192,21 +197,23 @@ SERVED: dict[str, Family] = {
             "num_kv_heads": 2,
             "bias": False,
         },
-        treatment="hadamard",
     ),
     "falcon-rw": Family(
         "falcon",
         "FalconForCausalLM",
-        {"num_key_value_heads": None, "multi_query": False, "alibi": True},
+        {
+            "num_key_value_heads": None,
+            "multi_query": False,
+            "alibi": True,
+            "bias": True,
+        },
         note="ALiBi",
-        treatment="hadamard",
     ),
     "bloom": Family(
         "bloom",
         "BloomForCausalLM",
         {"n_layer": 3, "n_head": 4, "num_key_value_heads": None},
         note="ALiBi",
-        treatment="hadamard",
     ),
     "qwen3-next": Family(
         "qwen3_next",
@@ -223,7 +230,6 @@ SERVED: dict[str, Family] = {
         },
         dtype="bfloat16",
         note="vLLM's linear attention on the CPU takes bf16 only",
-        treatment="hadamard",
     ),
 }
 
@@ -262,7 +268,16 @@ REFUSED: dict[str, Family] = {
         "gemma3n", "Gemma3nForConditionalGeneration", refused="shares keys and values"
     ),
     "gemma4": Family(
-        "gemma4", "Gemma4ForConditionalGeneration", refused="heads of different sizes"
+        "gemma4",
+        "Gemma4ForConditionalGeneration",
+        {"text_config": _SHAPE | FULL_AND_SLIDING | {"head_dim": 256}},
+        refused="the tokens of an image attend to later ones",
+    ),
+    "gemma4-e2b": Family(
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        {**FULL_AND_SLIDING, "head_dim": 256, "num_kv_shared_layers": 1},
+        refused="shares keys and values between layers",
     ),
     "llama4": Family(
         "llama4", "Llama4ForConditionalGeneration", refused="attends in chunks"
@@ -292,6 +307,9 @@ def save_family(directory: Path, family: Family) -> Path:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+                if family.model_type == "gemma4_text" and "q_norm" in name:
+                    # It has no softmax scale: trained norms are as small as this.
+                    parameter.mul_(parameter.shape[0] ** -0.5)
             elif name.endswith("sinks"):
                 parameter.normal_(0, 2)
             elif name.endswith("bias"):

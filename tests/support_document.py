@@ -25,14 +25,14 @@ Each row is a small model with random weights that `make test` starts on vLLM's 
 on the CPU. Compared are, with chunked prefill and new tokens:
 
 - every attention layer with the reference, on the same cached bytes;
+- what was read in the weights, from which keys get their scales, with the keys and
+  queries that transformers' module makes of random inputs ([keys.md](keys.md));
 - a prefix hit with a miss: the same bits;
 - log-probabilities with those over vLLM's own cache, within what the format loses;
 - number, shape, window and cache bytes of the layers with what `polykv check` says.
 
 Head sizes in a row were tried with that class; others that the formats have work the
-same way. "scales" means that keys are scaled by channel from the model's weights and
-rotated, "rotated" that they are rotated alone, because the module around the attention
-is built in another way than those that can be read ([keys.md](keys.md)).
+same way.
 """
 _REFUSED = """\
 ## Refused
@@ -48,10 +48,17 @@ _LIMITS = """\
   block until it holds a state, and prefixes are shared in such blocks. Requests that
   arrive together may compute the same prefix twice (`single_copy` is off), and
   `--kv-cache-dtype-skip-layers` is refused.
+- *Gemma 4*: vLLM gives all layers pages of one size, that of the largest. Where full
+  layers have half the KV heads of twice the size, as in the row above, next to nothing
+  is padded; with a quarter of the heads (16 of 256 beside 4 of 512) a page of a full
+  layer is half empty. Checkpoints name the multimodal class; that vLLM's text class
+  reads them (`--hf-overrides '{"architectures": ["Gemma4ForCausalLM"]}'`) was not
+  tried. Models that share keys and values between layers (E2B, E4B) are refused.
 - *Falcon*: vLLM makes its layers without a cache config, so that its own fp8 cache is
   ignored in silence. polykv hands the cache dtype over (`seams/layer_cache_dtype.py`).
-- *Gemma 3, multimodal class*: vLLM's CPU attention has no mask for images, and its
-  module needs torchvision, whose builds on PyPI do not fit the CPU build of torch.
+- *Gemma 3 and 4, multimodal classes*: vLLM's CPU attention has no mask for images, and
+  their modules need torchvision, whose builds on PyPI do not fit the CPU build of
+  torch.
 """
 
 
@@ -59,8 +66,8 @@ def document() -> str:
     """Return the text of docs/support.md."""
     columns = ("class", "models", "heads / KV heads x size", "layers", "dtype")
     served = (
-        _row(*columns, "format", "keys", "special"),
-        "|---|---|---|---|---|---|---|---|",
+        _row(*columns, "format", "special"),
+        "|---|---|---|---|---|---|---|",
         *map(_served_row, SERVED.values()),
     )
     refused = (
@@ -80,11 +87,13 @@ def _served_row(family: Family) -> str:
     return _row(
         f"`{family.architecture}`",
         ARCHITECTURES[family.architecture],
-        f"{support.num_heads} / {support.num_kv_heads} x {support.head_size}",
+        " and ".join(
+            f"{support.num_heads} / {shape.num_kv_heads} x {shape.head_size}"
+            for shape in dict.fromkeys(support.layer_shapes)
+        ),
         _layers(support),
         family.dtype,
         f"`{family.kv_cache_dtype.removeprefix('polykv_')}`",
-        "scales" if family.treatment.startswith("channel_scale") else "rotated",
         family.note,
     )
 

@@ -33,7 +33,7 @@ def test_served(architecture: str, head_dim: int) -> None:
     ("changes", "reason"),
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not served"),
-        ({"architectures": None, "model_type": "mamba"}, "mamba is not served"),
+        ({"architectures": None, "model_type": "llama"}, "only the type llama"),
         ({"is_encoder_decoder": True}, "encoder-decoder"),
         ({"kv_lora_rank": 512}, "MLA"),
         ({"head_dim": 48}, "head size 48"),
@@ -43,6 +43,7 @@ def test_served(architecture: str, head_dim: int) -> None:
         ({"dual_chunk_attention_config": {"chunk_size": 1}}, "dual chunk"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ({"num_attention_heads": None}, "lacks"),
+        ({"num_kv_shared_layers": 2}, "between layers (num_kv_shared_layers=2)"),
     ],
 )
 def test_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
@@ -88,15 +89,44 @@ def test_kv_heads_of_both_generations_of_falcon(
     assert check_model(model(**falcon | changes), "polykv").num_kv_heads == num_kv_heads
 
 
-def test_heads_that_differ_between_layers_have_no_size() -> None:
-    class Heterogeneous(SimpleNamespace):
-        @property
-        def head_dim(self) -> int:
-            raise RuntimeError("an attribute of each layer")
+class Heterogeneous(SimpleNamespace):
+    """As transformers' configs whose layers differ: no number holds for all."""
 
-    support = check_model(Heterogeneous(**vars(model())), "polykv")
-    assert support.head_size == 0
-    assert "one head size for all" in support.reasons[0]
+    is_heterogeneous = True
+
+    @property
+    def head_dim(self) -> int:
+        raise RuntimeError("an attribute of each layer")
+
+    num_key_value_heads = head_dim
+
+
+def heterogeneous(**per_layer: list[int]) -> Heterogeneous:
+    layers = [
+        SimpleNamespace(**dict(zip(per_layer, values, strict=True)))
+        for values in zip(*per_layer.values(), strict=True)
+    ]
+    values = vars(model(num_hidden_layers=len(layers)))
+    del values["num_key_value_heads"]
+    return Heterogeneous(**values, per_layer_config=layers)
+
+
+def test_each_layer_counts_with_its_own_heads() -> None:
+    config = heterogeneous(head_dim=[256, 256, 512], num_key_value_heads=[2, 2, 1])
+    support = check_model(config, "polykv")
+    assert support.ok, support.reasons
+    assert support.bytes_per_token == 2 * 2 * 356 + 708
+    assert support.uncompressed_bytes_per_token() == 2 * 2 * 1024 + 2048
+    described = "2 layers, 2 KV heads x 256; 1 layer, 1 KV head x 512"
+    assert support.describe_layers() == described
+
+
+def test_each_layer_is_looked_at() -> None:
+    config = heterogeneous(head_dim=[256, 576, 0], num_key_value_heads=[2, 2, 2])
+    assert "the size of the heads" in check_model(config, "polykv").reasons[0]
+    config = heterogeneous(head_dim=[256, 576], num_key_value_heads=[2, 2])
+    (reason,) = check_model(config, "polykv").reasons
+    assert "head size 576" in reason
 
 
 def test_unknown_dtype_names_the_known_ones() -> None:

@@ -26,6 +26,7 @@ def prepare_vllm_config(vllm_config: Any) -> None:
         PolyKVError: See `check_vllm_config`.
 
     """
+    _drop_forced_backend(vllm_config)
     check_vllm_config(vllm_config)
     _warn_of_idle_skips(vllm_config)
     _fit_skipped_layers(vllm_config)
@@ -151,6 +152,21 @@ def _calibration_reasons(
     except CalibrationError as error:
         return [str(error)]
     return []
+
+
+def _drop_forced_backend(vllm_config: Any) -> None:
+    """Take back what vLLM chose by itself and its CPU platform would not heed.
+
+    For Gemma 4, whose heads differ in size between layers, it asks for a Triton backend
+    where there is no FlashAttention 4, on whatever platform.
+    """
+    attention_config = vllm_config.attention_config
+    hf_config = vllm_config.model_config.hf_text_config
+    backend = attention_config.backend
+    if backend is None or backend.name != "TRITON_ATTN":
+        return
+    if getattr(hf_config, "is_heterogeneous", False):
+        attention_config.backend = None
 
 
 def _warn_of_idle_skips(vllm_config: Any) -> None:

@@ -64,8 +64,7 @@ def print_check(
         raise ValueError("print_check is for supported models")
     console.print(
         f"[green]✓[/] {escape(model)} can be served: {support.architecture}, "
-        f"{support.num_layers} layers, {support.num_kv_heads} KV heads x "
-        f"{support.head_size}, format {fmt.name}",
+        f"{support.describe_layers()}, format {fmt.name}",
         highlight=False,
         soft_wrap=True,
     )

@@ -120,6 +120,7 @@ def test_a_record_that_does_not_fit_is_refused(
 def test_numbers_that_are_no_transform_are_named(
     folder: Path, name: str, number: float, words: str
 ) -> None:
+    """Case 9: file, layer and head are named, and nothing is loaded."""
     tensors = load_file(folder / TENSOR_FILE)
     tensors[name][2, 1] = number
     save_file(tensors, folder / TENSOR_FILE)
@@ -127,6 +128,7 @@ def test_numbers_that_are_no_transform_are_named(
 
 
 def test_a_missing_layer_is_refused(folder: Path) -> None:
+    """Case 9: one layer absent, or all of them."""
     tensors = load_file(folder / TENSOR_FILE)
     tensors["value_transform"] = tensors["value_transform"][:2].contiguous()
     save_file(tensors, folder / TENSOR_FILE)

@@ -66,7 +66,7 @@ def test_linear_attention_layers_are_mentioned(check: Any) -> None:
     }
     result = check(hybrid)
     assert result.exit_code == 0, result.output
-    assert "1 layers" in result.output
+    assert "1 layer, 3 KV heads x 64" in result.output
     assert "29 linear-attention layers keep states" in result.output
 
 

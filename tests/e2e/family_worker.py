@@ -50,7 +50,10 @@ def try_family(name: str, directory: Path) -> dict[str, Any]:
         }
         miss = engine.score(prompt)
         hit = engine.score(prompt, read_cache=True)
+        projections = engine.call("polykv_key_projections")
     return found | {
+        "model": str(model),
+        "projections": projections,
         "first_difference": miss.max_difference(first),
         "cached_tokens": hit.num_cached_tokens,
         "hit_difference": hit.max_difference(miss),

@@ -15,16 +15,20 @@ from typing import Any
 import pytest
 
 from polykv_vllm.process import ProcessGroup
-from polykv_vllm.support import check_model
+from polykv_vllm.support import LayerShape, check_model
 from tests.e2e.family_worker import CHUNK_TOKENS
 from tests.e2e.harness import replay_tolerance
 from tests.families import SERVED
+from tests.projection_samples import projection_errors
 
 UNIT = {"float32": 2**-14, "bfloat16": 2**-9, "float16": 2**-12}
 # Mean distance of a log-probability from vLLM's own cache, in nats: what quantization
 # does to random weights. Without its soft cap, ALiBi or sinks a model of the table is
 # 0.07 to 0.9 away with k8v8, with another window or scale 0.02 to 2.
 STOCK_TOLERANCE = {"k8v8": 0.05, "k8v4": 0.25, "k7v4": 0.25, "k8v3": 0.5}
+# Of what is read in the weights, beside samples; a projection whose rows or norms are
+# taken for others is more than 0.1 away.
+PROJECTION_TOLERANCE = 0.05
 MOE_FACTOR = 2  # near a tie, a token goes to another expert
 
 pytestmark = pytest.mark.timeout(900)
@@ -81,15 +85,23 @@ def test_family(name: str, result: Callable[[str], dict[str, Any]]) -> None:
     layers = found["layers"]
     assert {layer["impl"] for layer in layers} == {"PolyKVImpl"}
     assert len(layers) == support.num_layers
-    shapes = {(x["num_heads"], x["num_kv_heads"], x["head_size"]) for x in layers}
-    assert shapes == {(support.num_heads, support.num_kv_heads, support.head_size)}
-    assert {x["treatment"] for x in layers} == {family.treatment}
+    assert {x["num_heads"] for x in layers} == {support.num_heads}
+    shapes = [LayerShape(x["num_kv_heads"], x["head_size"]) for x in layers]
+    assert sorted(shapes, key=str) == sorted(support.layer_shapes, key=str)
+    assert {x["treatment"] for x in layers} == {"channel_scale_hadamard"}
     windows = [x["sliding_window"] for x in layers if x["sliding_window"]]
     assert len(windows) == support.num_sliding_layers
     assert set(windows) <= {support.sliding_window}
     tokens = found["num_blocks"] * found["block_size"]
-    token_bytes = support.bytes_per_token // support.num_layers
-    assert {x["cache_bytes"] for x in layers} == {tokens * token_bytes}
+    for layer, shape in zip(layers, shapes, strict=True):
+        assert layer["cache_bytes"] == tokens * support.layer_bytes_per_token(shape)
+
+    # Its scales come from what the weights really do (docs/keys.md).
+    errors = projection_errors(
+        Path(found["model"]), family.architecture, found["projections"]
+    )
+    assert set(found["projections"]) == {layer["name"] for layer in layers}
+    assert max(errors.values()) < PROJECTION_TOLERANCE
 
     # The kernels compute what the reference does, prompt and new tokens.
     tolerance = replay_tolerance(UNIT[family.dtype], family.config().num_hidden_layers)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layout and accounting where other systems broke: pages, and what fits.
 
-Cases 11, 14 and 15 are in `test_skip_layers.py` and `test_families.py`; layers of
-different head sizes (case 12) are refused from the config (tests/families.py, gemma4).
+Cases 11, 14 and 15 are in `test_skip_layers.py` and `test_families.py`, which also has
+a model whose layers have different head sizes (case 12, gemma4-text).
 """
 
 import json

@@ -128,7 +128,7 @@ def test_rows_that_break_others(bits: int) -> None:
 
 
 def test_a_one_hot_row_is_why_transforms_exist() -> None:
-    """Hadamard puts every element of it on QuEST's threshold at two bits."""
+    """Case 10: Hadamard puts every element of it on QuEST's threshold at two bits."""
     from polykv_vllm.reference.rotation import rotate
 
     row = torch.zeros(1, 128)

@@ -187,7 +187,9 @@ def test_key_bias_of_qwen_keeps_the_top_key() -> None:
 
 @pytest.mark.parametrize("fmt", LOW_BIT, ids=lambda f: f.name)
 def test_one_hot_key_without_and_with_a_rotation(fmt: FormatSpec) -> None:
-    """What codes of few bits make of a spike: keys are not stored as they come.
+    """Case 10: what codes of few bits make of a spike.
+
+    Keys are not stored as they come.
 
     As it comes, it goes beyond a codebook's largest level, and the zeros around it
     become the smallest ones. Rotated, all of its elements have one magnitude: with the

@@ -57,7 +57,8 @@ class Random {
 
 constexpr int kBlockSize = 32;
 
-// A cache of one sequence whose codes are random bytes. Scales are bf16 of 2^-7 to 2^-6.
+// A cache of one sequence whose codes are random bytes. Scales are bf16 of 2^-7 to
+// 2^-6.
 std::vector<uint8_t> random_cache(const TileLayout& layout, int blocks,
                                   Random& random) {
   std::vector<uint8_t> bytes(blocks * layout.tile_bytes);
@@ -85,8 +86,9 @@ void attend_case(const Format& format, int rows, int length, int window, bool fa
   for (float& x : query) x = static_cast<float>(random.bits() >> 40) / (1 << 23) - 1;
   const int32_t starts[2] = {0, rows};
   AttentionArgs args{};
-  args.cache = {bytes.data(), blocks,     layout.tile_bytes, layout.tile_bytes,
-                1,            kBlockSize, D,                 format};
+  args.cache = {
+      bytes.data(), blocks, layout.tile_bytes, layout.tile_bytes, 1, kBlockSize, D,
+      format};
   args.query = query.data();
   args.output = output.data();
   args.block_table = table.data();

@@ -99,8 +99,7 @@ inline void _tile_loadd(int number, const void* base, int64_t stride) {
 inline void _tile_stored(int number, void* base, int64_t stride) {
   const tiles::Tile& tile = tiles::tile(number);
   for (int r = 0; r < tile.rows; ++r) {
-    std::memcpy(static_cast<uint8_t*>(base) + r * stride, tile.data[r],
-                tile.row_bytes);
+    std::memcpy(static_cast<uint8_t*>(base) + r * stride, tile.data[r], tile.row_bytes);
   }
 }
 

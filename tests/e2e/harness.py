@@ -6,6 +6,20 @@ from pathlib import Path
 from typing import Any
 
 KV_CACHE_BYTES = 128 << 20
+UNIT = {"bfloat16": 2**-9, "float16": 2**-12, "float32": 2**-14}
+"""Relative rounding error of one attention output: of 16 bits themselves, or in fp32
+the kernels' own (see tests/csrc)."""
+
+
+def fast_dtype() -> str:
+    """Return what this CPU multiplies fast: one without bf16 products emulates them.
+
+    For tests that compute thousands of tokens with a real model, in a quarter of the
+    time; the others take bfloat16 everywhere.
+    """
+    import torch
+
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() else "float32"
 
 
 class Engine:
@@ -108,8 +122,7 @@ def replay_tolerance(unit: float, num_layers: int) -> float:
     """Bound for `replay_difference`.
 
     Args:
-        unit: Relative rounding error of one attention output: 2^-9 when it is written
-            as bf16, 2^-14 (the kernels' own, see tests/csrc) when as fp32.
+        unit: Relative rounding error of one attention output, see `UNIT`.
         num_layers: Each layer adds an attention and an MLP to the residual stream;
             their errors are independent.
 

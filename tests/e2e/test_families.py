@@ -17,11 +17,10 @@ import pytest
 from polykv_vllm.process import ProcessGroup
 from polykv_vllm.support import LayerShape, check_model
 from tests.e2e.family_worker import CHUNK_TOKENS
-from tests.e2e.harness import replay_tolerance
+from tests.e2e.harness import UNIT, replay_tolerance
 from tests.families import SERVED
 from tests.projection_samples import projection_errors
 
-UNIT = {"float32": 2**-14, "bfloat16": 2**-9, "float16": 2**-12}
 # Mean distance of a log-probability from vLLM's own cache, in nats: what quantization
 # does to random weights. Without its soft cap, ALiBi or sinks a model of the table is
 # 0.07 to 0.9 away with k8v8, with another window or scale 0.02 to 2.

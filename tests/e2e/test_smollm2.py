@@ -8,10 +8,17 @@ from types import SimpleNamespace
 import pytest
 
 from tests.e2e.conftest import TEXT
-from tests.e2e.harness import Engine, replay_tolerance
+from tests.e2e.harness import UNIT, Engine, fast_dtype, replay_tolerance
 
 CHUNK_TOKENS = 128
-OPTIONS = {"max_num_batched_tokens": CHUNK_TOKENS, "max_model_len": 5376}
+DTYPE = fast_dtype()
+ITEM_BYTES = {"bfloat16": 2, "float32": 4}[DTYPE]
+OPTIONS = {
+    "dtype": DTYPE,
+    "kv_cache_memory_bytes": ITEM_BYTES << 26,  # stock's cache holds one request
+    "max_num_batched_tokens": CHUNK_TOKENS,
+    "max_model_len": 5376,
+}
 
 
 def shared_prefix_prompts(engine: Engine) -> list[list[int]]:
@@ -45,7 +52,8 @@ def engine(stock: SimpleNamespace, smollm2: Path) -> Iterator[Engine]:
 
 
 def test_capacity_for_the_same_bytes(engine: Engine, stock: SimpleNamespace) -> None:
-    assert engine.capacity_tokens() >= 2.75 * stock.capacity_tokens
+    stock_16_bits = stock.capacity_tokens * ITEM_BYTES / 2
+    assert engine.capacity_tokens() >= 2.75 * stock_16_bits
 
 
 def test_prefix_cache_hits_are_those_of_stock(
@@ -58,7 +66,7 @@ def test_prefix_cache_hits_are_those_of_stock(
 def test_logprobs_equal_reference_attention(engine: Engine) -> None:
     prompt = engine.tokenize(TEXT)[:400]
     difference = engine.replay_difference(prompt)
-    assert difference <= replay_tolerance(2**-9, num_layers=30)
+    assert difference <= replay_tolerance(UNIT[DTYPE], num_layers=30)
 
 
 def test_compression_costs_little(engine: Engine, stock: SimpleNamespace) -> None:

@@ -8,7 +8,6 @@ per layer and step, so a layer keeps its arguments and checks what is new about 
 """
 
 import ctypes as ct
-import math
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -128,16 +127,6 @@ def _check_rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> int:
     return _DTYPES[rows.dtype]
 
 
-def _check_softmax(scale: float, sliding_window: int) -> None:
-    if not 0 < scale < math.inf:
-        raise ValueError(f"the softmax scale must be positive and finite, not {scale}")
-    if sliding_window < 1 and sliding_window != -1:
-        raise ValueError(
-            "sliding_window must be a positive number of keys, or -1 for all, not "
-            f"{sliding_window}"
-        )
-
-
 def _row_transform(
     multipliers: torch.Tensor | None, matrices: torch.Tensor | None, rotate: bool
 ) -> tuple[RowTransform, list[torch.Tensor | None]]:
@@ -252,7 +241,6 @@ class LayerAttention:
         key_transform: KeyTransform | None,
         logits: LogitTerms | None,
     ) -> None:
-        _check_softmax(scale, sliding_window)
         self._logits = logits or LogitTerms()
         self._kernel, self._fmt = kernel, fmt
         self._transform = key_transform or KeyTransform()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public operations and the choice of their implementation."""
 
+import math
 import os
 from functools import cache
 from typing import cast
@@ -87,6 +88,17 @@ def _entry(
     return _table().require(op, device, isa, case)
 
 
+def _check_softmax(scale: float, sliding_window: int) -> None:
+    """Raise ValueError unless the scale and the window are usable numbers."""
+    if not 0 < scale < math.inf:
+        raise ValueError(f"the softmax scale must be positive and finite, not {scale}")
+    if sliding_window < 1 and sliding_window != -1:
+        raise ValueError(
+            "sliding_window must be a positive number of keys, or -1 for all, not "
+            f"{sliding_window}"
+        )
+
+
 def layer_store(
     fmt: FormatSpec,
     *,
@@ -135,6 +147,7 @@ def layer_attention(
     `AttentionBatch`, one for all layers, and with `raw=RawRows(...)` where the batch
     has windows. Arguments as in `paged_attention`.
     """
+    _check_softmax(scale, sliding_window)
     make = _entry("paged_attention", fmt, isa, device)
     layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)
     return cast(LayerAttention, layer)
@@ -230,6 +243,7 @@ def paged_attention(
         NotImplementedError: No implementation for this device and instruction set.
 
     """
+    _check_softmax(scale, sliding_window)
     make = _entry("paged_attention", fmt, isa, query.device.type, query)
     batch = AttentionBatch(block_table, seq_lens, query_start_loc, forest, windows)
     layer = make(fmt, scale, sliding_window, fast, num_threads, key_transform, logits)

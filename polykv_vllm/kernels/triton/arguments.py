@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the kernels are given, checked: dtypes, shapes, strides, alignment."""
 
-import math
 from typing import Any
 
 import torch
@@ -49,17 +48,6 @@ def kernel_tile(kv_cache: torch.Tensor, fmt: FormatSpec, head_dim: int) -> Tile:
     if any(x % 16 for x in (kv_cache.data_ptr(), *kv_cache.stride()[:2])):
         raise ValueError("the tiles of kv_cache must be aligned to 16 bytes")
     return tile
-
-
-def check_softmax(scale: float, sliding_window: int) -> None:
-    """Raise ValueError unless the scale and the window are usable numbers."""
-    if not 0 < scale < math.inf:
-        raise ValueError(f"the softmax scale must be positive and finite, not {scale}")
-    if sliding_window < 1 and sliding_window != -1:
-        raise ValueError(
-            "sliding_window must be a positive number of keys, or -1 for all, not "
-            f"{sliding_window}"
-        )
 
 
 def check_logits(logits: Any) -> None:

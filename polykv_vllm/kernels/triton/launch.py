@@ -16,7 +16,6 @@ from polykv_vllm.kernels.triton import config
 from polykv_vllm.kernels.triton.arguments import (
     DTYPES,
     check_logits,
-    check_softmax,
     kernel_rows,
     kernel_tile,
     on_device,
@@ -139,7 +138,6 @@ class LayerAttention:
                 "the Triton kernels have no fast mode (8-bit probabilities); the CPU "
                 "kernels have"
             )
-        check_softmax(scale, sliding_window)
         self._fmt, self._scale, self._window = fmt, scale, sliding_window
         self._transform = key_transform or KeyTransform()
         self._multipliers = self._transform.scales

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformers model that attends to transformed and quantized keys and values.
 
-For `benchmarks.wush` only. Weights and activations are bf16; attention, transforms and
-quantizers are fp32, so that nothing but a quantizer's own error is measured.
+For `benchmarks.wush` only. Everything is fp32, so that nothing but a quantizer's own
+error is measured.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,21 @@ from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from polykv_vllm.calibrate.build import Transforms
+from polykv_vllm.calibrate.build import TransformName, Transforms
 from polykv_vllm.calibrate.shape import attention_modules
 from polykv_vllm.calibrate.transforms import inverse
 from polykv_vllm.evaluate.scoring import Head
-from polykv_vllm.reference.lowbit import Quantizer, quantizer
+from polykv_vllm.formats import CODEBOOKS
+from polykv_vllm.reference.lowbit import (
+    QUANTIZERS,
+    Quantized,
+    Quantizer,
+    quantizer,
+)
+from polykv_vllm.reference.quantize import quantize_rotated
 from polykv_vllm.reference.windows import Windows, windowed_attention
 
+GRID_QUANTIZERS: tuple[str, ...] = (*QUANTIZERS, "codebook")
 _IMPLEMENTATION = "polykv_wush_study"
 NOTHING = Windows(sink_tokens=1 << 30)
 """Every token is seen in full precision."""
@@ -35,11 +43,15 @@ class LayerTransform:
     Args:
         key: `[num_kv_heads, head_dim, head_dim]`.
         value: Likewise.
+        key_center: `[num_kv_heads, head_dim]`.
 
     """
 
-    def __init__(self, key: torch.Tensor, value: torch.Tensor) -> None:
+    def __init__(
+        self, key: torch.Tensor, value: torch.Tensor, key_center: torch.Tensor
+    ) -> None:
         self.pairs = [(t.float(), inverse(t).float()) for t in (key, value)]
+        self.key_center = key_center.float().unsqueeze(1)
 
     def restored(
         self,
@@ -58,10 +70,51 @@ class LayerTransform:
         key, value = (
             codec.dequantize(codec.quantize(states @ forward.mT)) @ back.mT
             for states, (forward, back), codec in zip(
-                (key, value), self.pairs, codecs, strict=True
+                (key - self.key_center, value), self.pairs, codecs, strict=True
             )
         )
-        return key, value
+        return key + self.key_center, value
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """What formats of two and three bits have: Lloyd-Max levels, the row's norm kept.
+
+    Attributes:
+        bits: Of a code.
+
+    """
+
+    bits: int
+    scale_bits: int = 16
+
+    def quantize(self, rows: torch.Tensor) -> Quantized:
+        """Quantize `[..., head_dim]` fp32."""
+        return quantize_rotated(rows, self.bits, rotated=False)
+
+    def dequantize(self, quantized: Quantized) -> torch.Tensor:
+        """Return `[..., head_dim]` fp32."""
+        levels = torch.tensor(CODEBOOKS[self.bits].levels, dtype=torch.float32)
+        return levels[quantized.codes.long()] * quantized.scale.float().unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class TransformSet:
+    """Transforms of a row of the tables.
+
+    Attributes:
+        transform: One of `build.TRANSFORMS`.
+        centers_keys: Whether the mean key is subtracted first.
+
+    """
+
+    transform: TransformName
+    centers_keys: bool = False
+
+    @property
+    def name(self) -> str:
+        """In tables and files."""
+        return f"{self.transform}, centred" if self.centers_keys else self.transform
 
 
 @dataclass(frozen=True)
@@ -69,24 +122,26 @@ class Variant:
     """A cell of the grid.
 
     Attributes:
-        transform: Name of the transform.
-        quantizer: One of `lowbit.QUANTIZERS`.
+        transforms: Of keys and values.
+        quantizer: One of `GRID_QUANTIZERS`.
         bits: Of a code.
 
     """
 
-    transform: str
+    transforms: TransformSet
     quantizer: str
     bits: int
 
     @property
     def name(self) -> str:
         """In tables and files."""
-        return f"{self.transform}/{self.quantizer}/{self.bits}"
+        return f"{self.transforms.name}/{self.quantizer}/{self.bits}"
 
     @property
     def codecs(self) -> tuple[Quantizer, Quantizer]:
         """Of keys and values."""
+        if self.quantizer == "codebook":
+            return Codebook(self.bits), Codebook(self.bits)
         return (
             quantizer(self.quantizer, self.bits, "key"),
             quantizer(self.quantizer, self.bits, "value"),
@@ -120,21 +175,19 @@ class StudyModel:
 
     Args:
         path: Directory of the model.
-        sets: Transforms by name.
+        sets: Transforms by what they are.
 
     """
 
-    def __init__(self, path: str, sets: dict[str, Transforms]) -> None:
+    def __init__(self, path: str, sets: dict[TransformSet, Transforms]) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.bfloat16, attn_implementation=_IMPLEMENTATION
+            path, dtype=torch.float32, attn_implementation=_IMPLEMENTATION
         ).eval()
         self.head = Head(self.model.get_output_embeddings().weight.detach())
         self.modules = attention_modules(self.model)
         self._number = {id(module): n for n, module in enumerate(self.modules)}
         self._layers = {
-            name: [
-                LayerTransform(k, v) for k, v in zip(each.key, each.value, strict=True)
-            ]
+            name: [LayerTransform(*layer) for layer in zip(*each, strict=True)]
             for name, each in sets.items()
         }
         self.variants: list[Variant] = []
@@ -189,7 +242,7 @@ class StudyModel:
             if variant is None:
                 pair, windows = (key, value), NOTHING
             else:
-                layer = self._layers[variant.transform][number]
+                layer = self._layers[variant.transforms][number]
                 pair, windows = layer.restored(key, value, variant.codecs), self.windows
             return windowed_attention(
                 query, key, value, pair, scale, windows, sliding_window

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._wush_model import Variant
+from benchmarks._wush_model import GRID_QUANTIZERS, TransformSet, Variant
 from polykv_vllm.calibrate.build import TRANSFORMS
-from polykv_vllm.reference.lowbit import BITS, QUANTIZERS
+from polykv_vllm.reference.lowbit import BITS
 from polykv_vllm.reporting.figure import DPI, STYLE
 from polykv_vllm.reporting.table import Table
 
-_COLUMNS = [(bits, quantizer) for bits in BITS for quantizer in QUANTIZERS]
+SETS = [TransformSet(name, centers) for name in TRANSFORMS for centers in (False, True)]
+_COLUMNS = [(bits, quantizer) for bits in BITS for quantizer in GRID_QUANTIZERS]
 
 
 def geometric_means(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -29,11 +30,11 @@ def error_table(means: Mapping[str, float]) -> Table:
         ["transform", *columns],
         legend="norm of the error over norm of the output, exact inputs, no windows",
     )
-    for transform in TRANSFORMS:
-        names = [Variant(transform, name, bits).name for bits, name in _COLUMNS]
-        table.rows.append(
-            [transform, *(f"{means[n]:.3f}" if n in means else "" for n in names)]
-        )
+    for transforms in SETS:
+        names = [Variant(transforms, name, bits).name for bits, name in _COLUMNS]
+        cells = [f"{means[n]:.3f}" if n in means else "" for n in names]
+        if any(cells):
+            table.rows.append([transforms.name, *cells])
     return table
 
 
@@ -49,9 +50,11 @@ def quality_table(record: Mapping[str, Any]) -> Table:
         f"sink {sink}, recent {recent}, {schedule}",
         ["transform", *(f"{bits} bits {name}" for bits, name in _COLUMNS)],
     )
-    for transform in TRANSFORMS:
-        names = [Variant(transform, name, bits).name for bits, name in _COLUMNS]
-        table.rows.append([transform, *(_cell(quality.get(n)) for n in names)])
+    for transforms in SETS:
+        names = [Variant(transforms, name, bits).name for bits, name in _COLUMNS]
+        cells = [_cell(quality.get(n)) for n in names]
+        if any(cells):
+            table.rows.append([transforms.name, *cells])
     return table
 
 
@@ -73,13 +76,21 @@ def draw(errors: Mapping[str, Sequence[float]], path: Path) -> None:
     bits = min(int(name.rsplit("/", 1)[1]) for name in errors)
     with plt.rc_context(STYLE):
         figure, panels = plt.subplots(
-            1, len(QUANTIZERS), figsize=(10, 4), sharey=True, layout="constrained"
+            1, len(GRID_QUANTIZERS), figsize=(12, 4), sharey=True, layout="constrained"
         )
-        for panel, quantizer in zip(panels, QUANTIZERS, strict=True):
-            for transform in TRANSFORMS:
-                values = errors.get(Variant(transform, quantizer, bits).name)
-                if values is not None:
-                    panel.plot(values, label=transform, linewidth=1.4)
+        for panel, quantizer in zip(panels, GRID_QUANTIZERS, strict=True):
+            for number, transform in enumerate(TRANSFORMS):
+                for centers, style in ((False, "--"), (True, "-")):
+                    transforms = TransformSet(transform, centers)
+                    values = errors.get(Variant(transforms, quantizer, bits).name)
+                    if values is not None:
+                        panel.plot(
+                            values,
+                            style,
+                            color=f"C{number}",
+                            label=transforms.name,
+                            linewidth=1.4,
+                        )
             panel.set_title(f"{quantizer}, {bits} bits", loc="left")
             panel.set_xlabel("layer")
             panel.set_yscale("log")

@@ -3,10 +3,10 @@
 
     python -m benchmarks.wush smollm2-135m-instruct --text PASSAGES --field ctxs.text
 
-Six transforms, two quantizers, three bit widths: first the error of each layer's
-attention, every layer given exact inputs and no windows; then perplexity, divergence
-and top-1 agreement of the whole model with windows of full precision. What is finished
-is kept in the folder and not measured again.
+Six transforms, of keys as they are and of centred ones, three quantizers, three bit
+widths: first the error of each layer's attention, every layer given exact inputs and no
+windows; then perplexity, divergence and top-1 agreement of the whole model with windows
+of full precision. What is finished is kept in the folder and not measured again.
 """
 
 import json
@@ -20,8 +20,14 @@ from transformers.utils import logging
 
 from benchmarks import _environment, _report
 from benchmarks import _options as options
-from benchmarks._wush_model import NOTHING, StudyModel, Variant
-from benchmarks._wush_report import draw, error_table, geometric_means, quality_table
+from benchmarks._wush_model import GRID_QUANTIZERS, NOTHING, StudyModel, Variant
+from benchmarks._wush_report import (
+    SETS,
+    draw,
+    error_table,
+    geometric_means,
+    quality_table,
+)
 from polykv_vllm.calibrate.build import TRANSFORMS, build_transforms
 from polykv_vllm.calibrate.collect import collect
 from polykv_vllm.calibrate.run import load_model
@@ -31,16 +37,9 @@ from polykv_vllm.evaluate import text
 from polykv_vllm.evaluate.perplexity import default_text
 from polykv_vllm.evaluate.scoring import score
 from polykv_vllm.models import resolve_model
-from polykv_vllm.reference.lowbit import BITS, QUANTIZERS
+from polykv_vllm.reference.lowbit import BITS
 from polykv_vllm.reference.windows import Windows
 from polykv_vllm.reporting.files import write_json
-
-VARIANTS = [
-    Variant(transform, quantizer, bits)
-    for bits in BITS
-    for quantizer in QUANTIZERS
-    for transform in TRANSFORMS
-]
 
 
 def statistics_of(
@@ -150,6 +149,12 @@ def main(
     recent: Annotated[int, typer.Option(min=0)] = 128,
     flush: Annotated[int, typer.Option(min=0, help="0: quantize on arrival")] = 0,
     bits: Annotated[list[int], typer.Option()] = list(BITS),  # noqa: B006
+    transforms: Annotated[list[str], typer.Option("--transform")] = list(TRANSFORMS),  # noqa: B006
+    quantizers: Annotated[list[str], typer.Option("--quantizer")] = list(  # noqa: B006
+        GRID_QUANTIZERS
+    ),
+    centred: Annotated[bool, typer.Option(help="transforms of centred keys")] = True,
+    plain: Annotated[bool, typer.Option(help="transforms of keys as they are")] = True,
     threads: options.Threads = 1,
 ) -> None:
     """Compare transforms and quantizers in simulation on a real model."""
@@ -177,9 +182,15 @@ def main(
     }
     log = Log(output / "wush.json", settings)
     _report.print_headline(_environment.describe(threads))
-    sets = {name: build_transforms(name, statistics) for name in TRANSFORMS}
+    sets = {
+        each: build_transforms(
+            each.transform, statistics, center_keys=each.centers_keys
+        )
+        for each in SETS
+        if each.transform in transforms and (centred if each.centers_keys else plain)
+    }
     study = StudyModel(path, sets)
-    variants = [variant for variant in VARIANTS if variant.bits in bits]
+    variants = [Variant(s, q, b) for b in bits for q in quantizers for s in sets]
     short = text.Cut(error_tokens, max_chunks=max(error_chunks, 1))
     pieces = text.cut_text(tokens, leading, short)[:error_chunks]
     if pieces:

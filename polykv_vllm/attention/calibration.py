@@ -19,6 +19,7 @@ from polykv_vllm.calibrate.artifact import (
     MODEL_FOLDER,
     RECORD_FILE,
     Calibration,
+    LayerCalibration,
     load_calibration,
 )
 from polykv_vllm.calibrate.errors import CalibrationError
@@ -30,7 +31,7 @@ from polykv_vllm.calibrate.fold import (
 )
 from polykv_vllm.calibrate.shape import ModelShape
 from polykv_vllm.calibrate.weights import head_digests
-from polykv_vllm.keys import KeyTransform
+from polykv_vllm.keys import AUTO, KeyTransform
 
 logger = init_logger("vllm.polykv")
 
@@ -155,18 +156,30 @@ def _fold_layer(
     biases: Sequence[Any] = (None, None, None)
     if qkv.bias is not None:
         biases = qkv.bias.data.split(sizes)
+    layer = calibration.layer(index, heads)
     if not fold:
         found = head_digests((key, biases[1]), (value, biases[2]), head_dim)
         calibration.check_heads(index, heads, found)
+        if impl.fmt.is_low_bit and impl.asked_key_treatment == AUTO:
+            _give_keys(name, impl, layer, calibration)
         return
-    layer = calibration.layer(index, heads)
-    if impl.fmt.is_low_bit:
-        impl.calibrated_keys = KeyTransform(matrices=layer.key)
     transform = folded_transform(layer.value, impl.fmt)
     fold_rows(value, transform)
     if biases[2] is not None:
         fold_rows(biases[2], transform)
     fold_columns(output.weight.data, transform)
+
+
+def _give_keys(
+    name: str, impl: PolyKVImpl, layer: LayerCalibration, calibration: Calibration
+) -> None:
+    """Keep the transform of a layer's keys until its weights are final."""
+    transform = KeyTransform(matrices=layer.key, centers=layer.key_center)
+    try:
+        impl.check_key_transform(transform)
+    except ValueError as error:
+        raise CalibrationError(f"{calibration.path}: {name}: {error}") from error
+    impl.calibrated_keys = transform
 
 
 def _own_heads(qkv: Any, calibration: Calibration, name: str) -> list[int]:

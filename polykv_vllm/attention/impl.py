@@ -125,9 +125,14 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         """Whether the layer adds ALiBi's bias to its scores."""
         return self._logits.alibi_slopes is not None
 
+    def check_key_transform(self, transform: KeyTransform) -> None:
+        """Raise ValueError unless keys of this layer can go through a transform."""
+        transform.check_shape(self.num_kv_heads, self.head_size)
+        self._logits.check_transform(transform)
+
     def set_key_transform(self, transform: KeyTransform) -> None:
         """Say what keys go through before they are quantized; nothing is cached yet."""
-        transform.check_shape(self.num_kv_heads, self.head_size)
+        self.check_key_transform(transform)
         self.key_transform = transform
         self.has_final_transform = True
         self._store = ops.layer_store(self.fmt, key_transform=transform, isa=self.isa)

@@ -24,12 +24,13 @@ from polykv_vllm.calibrate.shape import ModelShape
 from polykv_vllm.calibrate.transforms import inverse
 from polykv_vllm.reporting.files import write_json
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 RECORD_FILE, TENSOR_FILE = "calibration.json", "calibration.safetensors"
 MODEL_FOLDER = "polykv"
 """Where a model's own folder holds its calibration."""
 
-_TENSORS = ("key_transform", "value_transform")
+_MATRICES = ("key_transform", "value_transform")
+_TENSORS = (*_MATRICES, "key_center")
 _LARGEST_ERROR = 1e-6
 """Of T T^-1 - I, in fp64: beyond it T has no usable inverse."""
 
@@ -64,6 +65,7 @@ class CalibrationRecord(BaseModel):
         weights: A digest by layer and KV head (`weights.head_digests`).
         text: What was read.
         transform: A name of `build.TRANSFORMS`, or of a sensitivity's.
+        center_keys: Whether the mean key is subtracted from every key first.
         damping: See `transforms.wush`.
         hadamard_blocks: Sizes of the Hadamard matrices in the transforms; more than one
             is the block-diagonal variant of a head size that is no power of two.
@@ -77,11 +79,12 @@ class CalibrationRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    format_version: Literal[1]
+    format_version: Literal[2]
     model: ModelShape
     weights: list[list[str]]
     text: TextRecord
     transform: str
+    center_keys: bool
     damping: float
     hadamard_blocks: list[int]
     key_condition: list[list[float]]
@@ -92,13 +95,14 @@ class CalibrationRecord(BaseModel):
 
 
 class LayerCalibration(NamedTuple):
-    """Transforms of one layer; each `[num_kv_heads, head_dim, head_dim]` fp64.
+    """Transforms of one layer; `[num_kv_heads, head_dim, head_dim]` fp64.
 
     Attributes:
-        key: T_K: a row k is stored as `k @ key.mT`.
+        key: T_K: a row k is stored as `(k - key_center) @ key.mT`.
         key_inverse: T_K^-1: a row q meets the cache as `q @ key_inverse`.
         value: T_V: a row v is stored as `v @ value.mT`.
         value_inverse: T_V^-1: a row o of the output becomes `o @ value_inverse.mT`.
+        key_center: `[num_kv_heads, head_dim]` fp32; None where keys are not centred.
 
     """
 
@@ -106,6 +110,7 @@ class LayerCalibration(NamedTuple):
     key_inverse: torch.Tensor
     value: torch.Tensor
     value_inverse: torch.Tensor
+    key_center: torch.Tensor | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +122,8 @@ class Calibration:
         record: What it is for.
         key: `[num_layers, num_kv_heads, head_dim, head_dim]` fp32.
         value: Likewise.
+        key_center: `[num_layers, num_kv_heads, head_dim]` fp32; zeros where keys are
+            not centred.
 
     """
 
@@ -124,6 +131,7 @@ class Calibration:
     record: CalibrationRecord
     key: torch.Tensor
     value: torch.Tensor
+    key_center: torch.Tensor
 
     @property
     def digest(self) -> str:
@@ -140,7 +148,8 @@ class Calibration:
         """
         chosen = slice(None) if heads is None else list(heads)
         key, value = (each[index][chosen].double() for each in (self.key, self.value))
-        return LayerCalibration(key, inverse(key), value, inverse(value))
+        center = self.key_center[index][chosen] if self.record.center_keys else None
+        return LayerCalibration(key, inverse(key), value, inverse(value), center)
 
     def check_model(self, shape: ModelShape) -> None:
         """Raise CalibrationError unless the calibration is of such a model."""
@@ -172,7 +181,11 @@ class Calibration:
 
 
 def save_calibration(
-    folder: Path, record: CalibrationRecord, key: torch.Tensor, value: torch.Tensor
+    folder: Path,
+    record: CalibrationRecord,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    key_center: torch.Tensor,
 ) -> CalibrationRecord:
     """Write a calibration; the record gets the digest of the transforms' file.
 
@@ -181,15 +194,16 @@ def save_calibration(
         record: Its `tensors` is replaced.
         key: `[num_layers, num_kv_heads, head_dim, head_dim]`, rounded to fp32.
         value: Likewise.
+        key_center: `[num_layers, num_kv_heads, head_dim]`, likewise.
 
     Raises:
         CalibrationError: The transforms are not such as could be loaded.
 
     """
-    tensors = dict(zip(_TENSORS, (key.float(), value.float()), strict=True))
+    found = (each.float() for each in (key, value, key_center))
+    tensors = dict(zip(_TENSORS, found, strict=True))
     target = folder / TENSOR_FILE
-    for name, tensor in tensors.items():
-        _check_tensor(target, name, tensor, record.model)
+    _check_tensors(target, tensors, record.model)
     folder.mkdir(parents=True, exist_ok=True)
     # The record goes last and names the file's digest: a torn pair is refused.
     temporary = target.with_suffix(".tmp")
@@ -220,8 +234,7 @@ def load_calibration(folder: Path) -> Calibration:
             f"{path} holds {', '.join(sorted(tensors)) or 'nothing'}; expected: "
             f"{', '.join(_TENSORS)}"
         )
-    for name in _TENSORS:
-        _check_tensor(path, name, tensors[name], record.model)
+    _check_tensors(path, tensors, record.model)
     if found != record.tensors:
         raise CalibrationError(
             f"{path} is not the file that {folder / RECORD_FILE} describes (digest "
@@ -267,21 +280,29 @@ def load_record(folder: Path) -> CalibrationRecord:
     return record
 
 
-def _check_tensor(
-    path: Path, name: str, tensor: torch.Tensor, model: ModelShape
+def _check_tensors(
+    path: Path, tensors: dict[str, torch.Tensor], model: ModelShape
 ) -> None:
-    """Raise CalibrationError unless every matrix is a transform of such a model."""
-    expected = [model.num_layers, model.num_kv_heads, model.head_dim, model.head_dim]
-    if list(tensor.shape) != expected or tensor.dtype != torch.float32:
-        raise CalibrationError(
-            f"{path}: {name} is {list(tensor.shape)} in {tensor.dtype}; expected "
-            f"[layers, KV heads, head size, head size] = {expected} in torch.float32"
-        )
-    finite = tensor.isfinite().all(-1).all(-1)
-    _refuse(path, name, ~finite, "has numbers that are not finite")
+    """Raise CalibrationError unless all are transforms of such a model."""
+    for name in _TENSORS:
+        tensor, sizes = tensors[name], 2 if name in _MATRICES else 1
+        expected = [model.num_layers, model.num_kv_heads, *[model.head_dim] * sizes]
+        if list(tensor.shape) != expected or tensor.dtype != torch.float32:
+            axes = ["layers", "KV heads", *["head size"] * sizes]
+            raise CalibrationError(
+                f"{path}: {name} is {list(tensor.shape)} in {tensor.dtype}; expected "
+                f"[{', '.join(axes)}] = {expected} in torch.float32"
+            )
+        finite = tensor.isfinite().flatten(2).all(-1)
+        _refuse(path, name, ~finite, "has numbers that are not finite")
+    for name in _MATRICES:
+        _check_inverses(path, name, tensors[name])
+
+
+def _check_inverses(path: Path, name: str, tensor: torch.Tensor) -> None:
     _refuse(path, name, (tensor == 0).all(-1).all(-1), "is all zeros")
     inverses, failed = torch.linalg.inv_ex(tensor.double())
-    eye = torch.eye(model.head_dim, dtype=torch.float64)
+    eye = torch.eye(tensor.shape[-1], dtype=torch.float64)
     error = (tensor.double() @ inverses - eye).abs().amax((-2, -1))
     bad = (failed != 0) | ~(error < _LARGEST_ERROR)
     _refuse(path, name, bad, "has no inverse")

@@ -16,10 +16,11 @@ from polykv_vllm.calibrate.attention_aware import aware_sums
 
 @dataclass
 class HeadSums:
-    """Sums of one layer; each `[num_kv_heads, head_dim, head_dim]` fp64.
+    """Sums of one layer, `[num_kv_heads, head_dim, head_dim]` fp64 but for the first.
 
     Attributes:
-        key: Of k k^T, after RoPE and head norms.
+        key_total: Of k, after RoPE and head norms, `[num_kv_heads, head_dim]`.
+        key: Of k k^T.
         query: Of q q^T, over the query heads of each KV head.
         value: Of v v^T.
         output: W W^T, W the rows of the output projection that read the KV head's
@@ -32,6 +33,7 @@ class HeadSums:
 
     """
 
+    key_total: torch.Tensor
     key: torch.Tensor
     query: torch.Tensor
     value: torch.Tensor
@@ -43,8 +45,12 @@ class HeadSums:
     @classmethod
     def zeros(cls, num_kv_heads: int, head_dim: int) -> "HeadSums":
         """Return sums over no tokens."""
+        total = torch.zeros(num_kv_heads, head_dim, dtype=torch.float64)
+        moments = len(SUMS) - 1
         shape = (num_kv_heads, head_dim, head_dim)
-        return cls(*(torch.zeros(shape, dtype=torch.float64) for _ in SUMS))
+        return cls(
+            total, *(torch.zeros(shape, dtype=torch.float64) for _ in range(moments))
+        )
 
 
 SUMS: tuple[str, ...] = tuple(HeadSums.__dataclass_fields__)
@@ -68,8 +74,17 @@ class Statistics:
     aware_sequences: int = 0
 
     def stacked(self, name: str) -> torch.Tensor:
-        """Return `[num_layers, num_kv_heads, head_dim, head_dim]` of one sum."""
+        """Return `[num_layers, num_kv_heads, ...]` of one sum."""
         return torch.stack([getattr(layer, name) for layer in self.layers])
+
+    def key_mean(self) -> torch.Tensor:
+        """Return the mean key, `[num_layers, num_kv_heads, head_dim]` fp64."""
+        return self.stacked("key_total") / max(self.tokens, 1)
+
+    def centred_keys(self) -> torch.Tensor:
+        """Return the sum of (k - mean) (k - mean)^T, shaped like `stacked("key")`."""
+        total, mean = self.stacked("key_total"), self.key_mean()
+        return self.stacked("key") - total.unsqueeze(-1) * mean.unsqueeze(-2)
 
     def save(self, path: Path) -> None:
         """Write a file that `load` reads."""
@@ -137,6 +152,7 @@ def add_sequence(
     key, value = key.double(), value.double()
     own = rows.mT @ rows
     sums.query += own
+    sums.key_total += key.sum(1)
     sums.key += key.mT @ key
     sums.value += value.mT @ value
     drawn = ((key @ own) * key).sum(-1)

@@ -42,6 +42,19 @@ def calibrate(
         str,
         typer.Option(help="identity, random, hadamard, oscar, wush or wush_a."),
     ] = "wush",
+    center_keys: Annotated[
+        bool,
+        typer.Option(
+            help="Subtract the mean key from every key; not possible for models with "
+            "attention sinks or a soft cap."
+        ),
+    ] = True,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="Of the forward pass: float32, or bfloat16 in half the memory."
+        ),
+    ] = "float32",
     quick: Annotated[
         bool,
         typer.Option(
@@ -77,6 +90,8 @@ def calibrate(
                 f"there is no transform {transform!r}; there are: "
                 f"{', '.join(TRANSFORMS)}"
             )
+        if dtype not in run.DTYPES:
+            raise EvalError(f"--dtype is {' or '.join(run.DTYPES)}, not {dtype!r}")
         name = model or DEFAULT_MODEL
         if quick:
             sequences = sequences or run.QUICK_SEQUENCES
@@ -91,6 +106,8 @@ def calibrate(
             seed=seed,
             damping=damping,
             transform=transform,
+            center_keys=center_keys,
+            dtype=dtype,
         )
         if threads is not None:
             torch.set_num_threads(threads)

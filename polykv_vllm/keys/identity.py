@@ -23,8 +23,8 @@ def format_identity(
 
     Bytes may be read as keys and values only by a layer with the same identity: it
     changes with the format, its version, the layout, the shape of a tile, the key
-    treatment, any bit of its scales or matrices, and the calibration whose transforms
-    the values (and keys) went through.
+    treatment, any bit of its scales, matrices or centers, and the calibration whose
+    transforms the values (and keys) went through.
 
     Args:
         fmt: The format.
@@ -38,6 +38,8 @@ def format_identity(
     for numbers in (key_transform.scales, key_transform.matrices):
         if numbers is not None:
             treatment += f":{_digest(numbers)}"
+    if key_transform.centers is not None:
+        treatment += f":centers:{_digest(key_transform.centers)}"
     parts = [
         f"{fmt.name}-{fmt.version}",
         LAYOUT_ID,

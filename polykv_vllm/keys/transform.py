@@ -11,6 +11,10 @@ the cache, so that every product `q . k` stays what it was:
 
 `s` is per KV head and channel, a matrix per KV head; the query heads of a group share
 their KV head's.
+
+Keys may be centred first: `T (k - c)`. A query's products with all keys then lose
+`q . c`, which a softmax does not see, so queries stay as they are. What depends on the
+logits themselves, a soft cap or attention sinks, cannot be had with it.
 """
 
 from dataclasses import dataclass
@@ -43,25 +47,34 @@ class KeyTransform:
         rotate: Whether the orthonormal Hadamard transform follows.
         matrices: `[num_kv_heads, head_dim, head_dim]` fp32 or fp64: T itself, instead
             of scales and Hadamard transform. None for none.
+        centers: `[num_kv_heads, head_dim]` fp32, finite: subtracted from every key
+            before all else. None for zeros.
 
     """
 
     scales: torch.Tensor | None = None
     rotate: bool = False
     matrices: torch.Tensor | None = None
+    centers: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.matrices is not None:
             self._check_matrices(self.matrices)
-        scales = self.scales
-        if scales is None:
-            return
-        if scales.dim() != 2 or scales.dtype != torch.float32:
-            raise ValueError(
-                "scales must be [num_kv_heads, head_dim] in fp32, not "
-                f"{list(scales.shape)} in {scales.dtype}"
-            )
-        if not bool((scales.isfinite() & (1 / scales).isfinite() & (scales > 0)).all()):
+        for name in ("scales", "centers"):
+            rows = getattr(self, name)
+            if rows is None:
+                continue
+            if rows.dim() != 2 or rows.dtype != torch.float32:
+                raise ValueError(
+                    f"{name} must be [num_kv_heads, head_dim] in fp32, not "
+                    f"{list(rows.shape)} in {rows.dtype}"
+                )
+        scales, centers = self.scales, self.centers
+        if centers is not None and not bool(centers.isfinite().all()):
+            raise ValueError("centers must be finite")
+        if scales is not None and not bool(
+            (scales.isfinite() & (1 / scales).isfinite() & (scales > 0)).all()
+        ):
             raise ValueError("scales and their reciprocals must be positive and finite")
 
     def _check_matrices(self, matrices: torch.Tensor) -> None:
@@ -102,13 +115,15 @@ class KeyTransform:
         return TREATMENTS[(self.scales is not None) + 2 * self.rotate]
 
     def check_shape(self, num_kv_heads: int, head_dim: int) -> None:
-        """Raise ValueError unless the scales are those of such a cache."""
+        """Raise ValueError unless the numbers are those of such a cache."""
         needed = [num_kv_heads, head_dim]
-        if self.scales is not None and list(self.scales.shape) != needed:
-            raise ValueError(
-                f"the key transform has scales {list(self.scales.shape)}; the cache "
-                f"needs [num_kv_heads, head_dim] = {needed}"
-            )
+        for name in ("scales", "centers"):
+            rows = getattr(self, name)
+            if rows is not None and list(rows.shape) != needed:
+                raise ValueError(
+                    f"the key transform has {name} {list(rows.shape)}; the cache "
+                    f"needs [num_kv_heads, head_dim] = {needed}"
+                )
         matrices = self.matrices
         if matrices is not None and list(matrices.shape) != [*needed, head_dim]:
             raise ValueError(
@@ -122,10 +137,12 @@ class KeyTransform:
         return None if self.scales is None else 1 / self.scales
 
     def keys(self, key: torch.Tensor) -> torch.Tensor:
-        """Return `T k`, fp32, for keys `[num_tokens, num_kv_heads, head_dim]`."""
+        """Return `T (k - c)`, fp32, for keys `[num_tokens, num_kv_heads, head_dim]`."""
+        key = key.float()
+        if self.centers is not None:
+            key = key - self.centers
         if self.key_matrices is not None:
             return _times(key, self.key_matrices)
-        key = key.float()
         if (multipliers := self.key_multipliers) is not None:
             # A product with the reciprocal, as the kernels have it: the same bits.
             key = key * multipliers
@@ -143,11 +160,13 @@ class KeyTransform:
         return rotate(query) if self.rotate else query
 
     def restore_keys(self, key: torch.Tensor) -> torch.Tensor:
-        """Return `T^-1 k`, fp32: transformed keys in the model's own basis."""
+        """Return `T^-1 k + c`, fp32: transformed keys as the model made them."""
         if self.matrices is not None:
-            return _times(key, torch.linalg.inv(self.matrices.double()).mT)
-        key = rotate(key.float()) if self.rotate else key.float()
-        return key if self.scales is None else key * self.scales
+            key = _times(key, torch.linalg.inv(self.matrices.double()).mT)
+        else:
+            key = rotate(key.float()) if self.rotate else key.float()
+            key = key if self.scales is None else key * self.scales
+        return key if self.centers is None else key + self.centers
 
 
 def _times(rows: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:

@@ -55,6 +55,7 @@ class RowTransform(ct.Structure):
     """`polykv::RowTransform`."""
 
     _fields_ = [
+        ("centers", ct.c_void_p),
         ("multipliers", ct.c_void_p),
         ("matrices", ct.c_void_p),
         ("rotate", ct.c_int32),

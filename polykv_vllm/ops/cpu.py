@@ -128,12 +128,15 @@ def _check_rows(name: str, rows: torch.Tensor, shape: tuple[int, ...]) -> int:
 
 
 def _row_transform(
-    multipliers: torch.Tensor | None, matrices: torch.Tensor | None, rotate: bool
+    centers: torch.Tensor | None,
+    multipliers: torch.Tensor | None,
+    matrices: torch.Tensor | None,
+    rotate: bool,
 ) -> tuple[RowTransform, list[torch.Tensor | None]]:
     """Return the struct and the tensors it points to, which have to stay."""
     kept = [
         None if each is None else each.float().cpu().contiguous()
-        for each in (multipliers, matrices)
+        for each in (centers, multipliers, matrices)
     ]
     pointers = (None if each is None else each.data_ptr() for each in kept)
     return RowTransform(*pointers, rotate), kept
@@ -172,6 +175,7 @@ class LayerStore:
         self._kernel, self._fmt = kernel, fmt
         self._transform = key_transform or KeyTransform()
         struct, self._kept = _row_transform(
+            self._transform.centers,
             self._transform.key_multipliers,
             self._transform.key_matrices,
             self._transform.rotate,
@@ -244,7 +248,9 @@ class LayerAttention:
         self._logits = logits or LogitTerms()
         self._kernel, self._fmt = kernel, fmt
         self._transform = key_transform or KeyTransform()
+        self._logits.check_transform(self._transform)
         struct, self._kept = _row_transform(
+            None,
             self._transform.scales,
             self._transform.query_matrices,
             self._transform.rotate,

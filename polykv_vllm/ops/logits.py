@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from polykv_vllm.keys import KeyTransform
+
 
 @dataclass(frozen=True, eq=False)
 class LogitTerms:
@@ -62,3 +64,15 @@ class LogitTerms:
                 raise ValueError(
                     f"{tensor.shape[0]} {name} for {num_heads} query heads"
                 )
+
+    def check_transform(self, transform: KeyTransform) -> None:
+        """Raise ValueError for centred keys where the logits themselves count."""
+        if transform.centers is None:
+            return
+        terms = {"a soft cap": self.soft_cap, "sinks": self.sinks is not None}
+        if found := [name for name, is_used in terms.items() if is_used]:
+            raise ValueError(
+                f"centred keys change the logits, which {' and '.join(found)} of the "
+                "layer depend on; possible: a key transform without centers "
+                "(polykv calibrate --no-center-keys)"
+            )

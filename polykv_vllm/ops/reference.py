@@ -62,6 +62,7 @@ class LayerAttention:
         del fast, num_threads
         self._logits = logits or LogitTerms()
         self._transform = key_transform or KeyTransform()
+        self._logits.check_transform(self._transform)
         self._fmt, self._scale, self._window = fmt, scale, sliding_window
 
     def __call__(

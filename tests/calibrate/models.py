@@ -20,7 +20,7 @@ def random_sequences(
 
 
 def calibrate_random(
-    model: Any, folder: Path, transform: str = "wush"
+    model: Any, folder: Path, transform: str = "wush", center_keys: bool = True
 ) -> CalibrationRecord:
     """Calibrate a model of random weights on random tokens."""
     sequences = random_sequences(model.config.vocab_size)
@@ -28,4 +28,6 @@ def calibrate_random(
     read = TextRecord(
         digest="0" * 16, files=["random"], sequences=4, tokens=384, seed=0
     )
-    return write_calibration(folder, model, statistics, read, transform)
+    return write_calibration(
+        folder, model, statistics, read, transform, center_keys=center_keys
+    )

@@ -58,6 +58,18 @@ def test_what_was_made_is_read(folder: Path) -> None:
     torch.testing.assert_close(layer.value @ layer.value_inverse, eye)
     own = found.layer(1, heads=[1])
     assert torch.equal(own.value, layer.value[1:])
+    assert record.center_keys and own.key_center is not None
+    assert torch.equal(own.key_center, found.key_center[1, 1:])
+    assert bool((found.key_center != 0).any(-1).all())
+
+
+def test_keys_need_not_be_centred(folder: Path) -> None:
+    model = tiny_model("llama")
+    calibrate_random(model, folder / "plain", center_keys=False)
+    plain, centred = load_calibration(folder / "plain"), load_calibration(folder)
+    assert plain.layer(1).key_center is None and not plain.record.center_keys
+    assert not torch.equal(plain.key, centred.key)
+    assert torch.equal(plain.value, centred.value)
 
 
 def test_the_same_text_gives_the_same_calibration(folder: Path) -> None:
@@ -92,7 +104,7 @@ def load_file_of(whole: bytes, folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda r: r.update(format_version=2), ["format version 2", "calibrate again"]),
+        (lambda r: r.update(format_version=1), ["format version 1", "calibrate again"]),
         (lambda r: r.pop("damping"), ["damping"]),
         (lambda r: r.update(extra=1), ["extra"]),
         (lambda r: r["weights"].pop(), ["[2, 2]", "[3, 2]"]),
@@ -130,12 +142,20 @@ def test_numbers_that_are_no_transform_are_named(
 def test_a_missing_layer_is_refused(folder: Path) -> None:
     """Case 9: one layer absent, or all of them."""
     tensors = load_file(folder / TENSOR_FILE)
-    tensors["value_transform"] = tensors["value_transform"][:2].contiguous()
-    save_file(tensors, folder / TENSOR_FILE)
-    refused(folder, "value_transform", "[2, 2, 64, 64]", "[3, 2, 64, 64]")
+    for name, size in (("value_transform", "64, 64"), ("key_center", "64")):
+        short = tensors | {name: tensors[name][:2].contiguous()}
+        save_file(short, folder / TENSOR_FILE)
+        refused(folder, name, f"[2, 2, {size}]", f"[3, 2, {size}]")
     del tensors["key_transform"]
     save_file(tensors, folder / TENSOR_FILE)
-    refused(folder, "holds value_transform")
+    refused(folder, "holds key_center, value_transform")
+
+
+def test_a_center_that_is_none_is_named(folder: Path) -> None:
+    tensors = load_file(folder / TENSOR_FILE)
+    tensors["key_center"][2, 1, 5] = torch.nan
+    save_file(tensors, folder / TENSOR_FILE)
+    refused(folder, "key_center", "layer 2, KV head 1", "not finite")
 
 
 def test_digests_know_heads_and_not_dtypes() -> None:

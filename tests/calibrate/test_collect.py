@@ -26,13 +26,24 @@ def test_the_sums_are_of_what_a_cache_sees(family: str, tmp_path: Path) -> None:
     assert (found.sequences, found.tokens, len(found.layers)) == (2, 80, 3)
     for kind, name in (("keys", "key"), ("values", "value")):
         expected = torch.zeros_like(found.stacked(name))
+        seen = []
         for tokens in sequences:
             cache = DynamicCache()
             with torch.inference_mode():
                 model(torch.tensor([tokens]), past_key_values=cache)
             states = torch.stack([getattr(x, kind)[0] for x in cache.layers]).double()
             expected += states.mT @ states
+            seen.append(states)
+        keys = torch.cat(seen, -2)
         torch.testing.assert_close(found.stacked(name), expected, rtol=1e-4, atol=1e-2)
+        if name == "key":
+            centred = keys - keys.mean(-2, keepdim=True)
+            torch.testing.assert_close(
+                found.centred_keys(), centred.mT @ centred, rtol=1e-4, atol=1e-2
+            )
+            torch.testing.assert_close(
+                found.key_mean(), keys.mean(-2), rtol=1e-4, atol=1e-4
+            )
     found.save(tmp_path / "sums")
     read = Statistics.load(tmp_path / "sums")
     assert (read.sequences, read.tokens, read.aware_sequences) == (2, 80, 0)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and queries times a matrix of their KV head: the same bits everywhere."""
+"""Keys and queries times a matrix of their KV head, the keys centred before: the same
+bits everywhere."""
 
 import pytest
 import torch
@@ -28,10 +29,11 @@ FMT = FORMATS["polykv_k2v2"]
 def random_transform(
     kv_heads: int, head_dim: int, condition: float = 30
 ) -> KeyTransform:
-    """Return matrices with singular values from 1 to `condition`."""
+    """Return centers, and matrices with singular values from 1 to `condition`."""
     u, v = torch.linalg.qr(torch.randn(2, kv_heads, head_dim, head_dim).double()).Q
     spread = torch.logspace(0, torch.tensor(condition).log10().item(), head_dim)
-    return KeyTransform(matrices=(u * spread.double()) @ v)
+    centers = torch.randn(kv_heads, head_dim)
+    return KeyTransform(matrices=(u * spread.double()) @ v, centers=centers)
 
 
 def fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -78,8 +80,8 @@ def test_keys_are_multiplied_in_a_fixed_order(
     """What is stored is what the reference stores of rows summed as documented."""
     key = torch.randn(13, 3, head_dim)
     transform = random_transform(3, head_dim)
-    assert transform.key_matrices is not None
-    plain = multiplied(key, transform.key_matrices)
+    assert transform.key_matrices is not None and transform.centers is not None
+    plain = multiplied(key - transform.centers, transform.key_matrices)
     size = plain.norm(dim=-1, keepdim=True)
     assert ((plain - transform.keys(key)) / size).abs().max() < head_dim * 2**-24
     cache = torch.zeros_like(new_cache(fmt, head_dim, 32, 2, 3))
@@ -157,6 +159,50 @@ def test_a_poisoned_key_stays_alone(isa: str) -> None:
     output = batch.run(isa)
     assert output[:5].isfinite().all() and output[:, 0].isfinite().all()
     assert output[5:, 1].isnan().all() and good.sum() == 7
+
+
+@ISAS
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_center_is_all_that_is_lost(isa: str, rotate: bool) -> None:
+    """Of keys that lie far from zero; with numbers whose differences are exact."""
+    key = (torch.randn(40, 2, 64) * 16).round() / 16
+    centers = (torch.randn(2, 64) * 16).round()
+    cases = ((key, None), (key + centers, centers))
+    batches = [
+        make_batch(
+            FMT,
+            [(3, 40)],
+            group=2,
+            key=keys,
+            value=torch.linspace(-1, 1, key.numel()).view(key.shape),
+            key_transform=KeyTransform(rotate=rotate, centers=own),
+            isa=isa,
+        )
+        for keys, own in cases
+    ]
+    assert torch.equal(batches[0].kv_cache, batches[1].kv_cache)
+    outputs = [batch.run(isa) for batch in batches]
+    assert torch.equal(*outputs)
+    assert not torch.equal(
+        stored(isa, FMT, key, batches[1].key_transform), batches[0].kv_cache
+    )
+
+
+def test_what_knows_logits_refuses_centers() -> None:
+    transform = random_transform(2, 64)
+    for isa in ("reference", FASTEST):
+        for terms, name in (
+            (ops.LogitTerms(soft_cap=50.0), "a soft cap"),
+            (ops.LogitTerms(sinks=torch.zeros(4)), "sinks"),
+        ):
+            with pytest.raises(ValueError, match=f"{name} of the layer"):
+                ops.layer_attention(
+                    FMT, 0.1, key_transform=transform, logits=terms, isa=isa
+                )
+            plain = KeyTransform(matrices=transform.matrices)
+            ops.layer_attention(FMT, 0.1, key_transform=plain, logits=terms, isa=isa)
+        slopes = ops.LogitTerms(alibi_slopes=torch.ones(4))
+        ops.layer_attention(FMT, 0.1, key_transform=transform, logits=slopes, isa=isa)
 
 
 def test_bad_matrices_are_named() -> None:

@@ -29,8 +29,10 @@ def test_each_part_counts() -> None:
     found.add(format_identity(FMT, 64, 64, KeyTransform()))
     found.add(format_identity(FMT, 64, 32, KeyTransform(), "a" * 64))
     found.add(format_identity(FMT, 64, 32, KeyTransform(), "b" * 64))
+    centred = [KeyTransform(rotate=True, centers=c) for c in (SCALES, SCALES + 1)]
+    found |= {format_identity(FMT, 64, 32, transform) for transform in centred}
     # The untreated k8v3 is in both sets.
-    assert len(found) == len(FORMATS) + len(transforms()) - 1 + 5
+    assert len(found) == len(FORMATS) + len(transforms()) - 1 + 7
 
 
 def test_the_layout_counts(monkeypatch: pytest.MonkeyPatch) -> None:

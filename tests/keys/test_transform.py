@@ -69,3 +69,48 @@ def test_the_shape_that_a_cache_needs() -> None:
     transform.check_shape(2, 64)
     with pytest.raises(ValueError, match=r"scales \[2, 64\].*= \[4, 64\]"):
         transform.check_shape(4, 64)
+    centred = KeyTransform(centers=torch.zeros(2, 64))
+    with pytest.raises(ValueError, match=r"centers \[2, 64\].*= \[4, 64\]"):
+        centred.check_shape(4, 64)
+
+
+@pytest.mark.parametrize("treatment", [*TREATMENTS, "matrix"])
+def test_centers_change_products_by_one_number(treatment: str) -> None:
+    """The same for all keys that a query meets, and keys come back."""
+    centers = torch.randn(3, 64) * 4
+    if treatment == "matrix":
+        matrices = torch.eye(64, dtype=torch.float64) + torch.randn(3, 64, 64) / 32
+        transform = KeyTransform(matrices=matrices, centers=centers)
+    else:
+        plain = transform_of(treatment)
+        transform = KeyTransform(plain.scales, plain.rotate, centers=centers)
+    key, query = torch.randn(40, 3, 64) + centers, torch.randn(40, 3, 64)
+    products, expected = (
+        torch.einsum("qhd,khd->hqk", q.double(), k.double())
+        for q, k in (
+            (transform.queries(query), transform.keys(key)),
+            (query, key),
+        )
+    )
+    lost = torch.einsum("qhd,hd->hq", query, centers).double()
+    torch.testing.assert_close(
+        products + lost.unsqueeze(-1), expected, rtol=0, atol=64 * 64 * 2**-20
+    )
+    assert (transform.keys(key).norm() < transform.keys(2 * key).norm()).item()
+    # Rounding happens in the scaled basis, as above.
+    size = 1e6 if treatment == "channel_scale_hadamard" else 1
+    restored = transform.restore_keys(transform.keys(key))
+    assert (restored - key).abs().max() < size * 64 * 2**-24
+
+
+@pytest.mark.parametrize(
+    ("centers", "words"),
+    [
+        (torch.full((2, 64), torch.nan), "centers must be finite"),
+        (torch.zeros(64), r"centers must be \[num_kv_heads, head_dim\] in fp32"),
+        (torch.zeros(2, 64).double(), "centers must be .* in fp32"),
+    ],
+)
+def test_centers_that_are_none(centers: torch.Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        KeyTransform(centers=centers)

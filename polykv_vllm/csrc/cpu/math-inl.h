@@ -187,7 +187,13 @@ inline void with_head_dim(int head_dim, Fn fn) {
   with_head_dim(head_dim, std::make_integer_sequence<int, kNumHeadDims>{}, fn);
 }
 
-// But for its matrices, which several rows share (dense-inl.h).
+template <int D>
+inline void subtract(float* row, const float* other) {
+  for (int i = 0; i < D; i += 16) store(row + i, sub(load(row + i), load(other + i)));
+}
+
+// But for its centers, which come first, and matrices, which several rows share
+// (dense-inl.h).
 template <int D>
 inline void transform_row(float* row, const RowTransform& transform, int64_t kv_head) {
   if (transform.multipliers) {

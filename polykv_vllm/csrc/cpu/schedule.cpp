@@ -238,7 +238,7 @@ void run_attention(const KernelTable& table, const AttentionArgs& args) {
   plain.query_dtype = DType::kFloat32;
   plain.query_head_stride = args.cache.head_dim;
   plain.query_token_stride = int64_t{args.num_heads} * args.cache.head_dim;
-  plain.query_transform = {nullptr, nullptr, 0};
+  plain.query_transform = {};
   Runner(table, plain).run();
 }
 

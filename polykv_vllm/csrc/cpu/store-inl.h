@@ -283,6 +283,7 @@ inline void store_group(const StoreArgs& args, const TileLayout& layout,
     load_row<D>(keys + i * D, args.key,
                 tokens[i] * args.key_token_stride + head * args.key_head_stride,
                 args.dtype);
+    if (transform.centers) subtract<D>(keys + i * D, transform.centers + head * D);
   }
   if (transform.matrices) multiply_rows<D>(transform.matrices, head, keys, count);
   for (int i = 0; i < count; ++i) {

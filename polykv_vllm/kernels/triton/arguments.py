@@ -7,6 +7,7 @@ import torch
 
 from polykv_vllm.formats import FormatSpec
 from polykv_vllm.kernels.triton.tile import Tile, tile_of
+from polykv_vllm.keys import KeyTransform
 
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 """Numbers of the dtypes in kernels (rows.py)."""
@@ -68,6 +69,21 @@ def check_logits(logits: Any) -> None:
         raise NotImplementedError(
             f"the Triton kernels have no {' and no '.join(names)} yet; the CPU kernels "
             "have"
+        )
+
+
+def check_transform(transform: KeyTransform) -> None:
+    """Refuse key transforms of calibrations, which belong to formats of few bits.
+
+    Raises:
+        NotImplementedError: There are matrices or centers.
+
+    """
+    asked = {"matrices": transform.matrices, "centers": transform.centers}
+    if names := [name for name, numbers in asked.items() if numbers is not None]:
+        raise NotImplementedError(
+            f"the Triton kernels transform keys without {' and '.join(names)}; the CPU "
+            "kernels have them"
         )
 
 

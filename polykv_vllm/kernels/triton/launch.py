@@ -16,6 +16,7 @@ from polykv_vllm.kernels.triton import config
 from polykv_vllm.kernels.triton.arguments import (
     DTYPES,
     check_logits,
+    check_transform,
     kernel_rows,
     kernel_tile,
     on_device,
@@ -69,6 +70,7 @@ class LayerStore:
     ) -> None:
         del num_threads
         self._fmt, self._transform = fmt, key_transform or KeyTransform()
+        check_transform(self._transform)
         self._multipliers = self._transform.key_multipliers
 
     def __call__(
@@ -140,6 +142,7 @@ class LayerAttention:
             )
         self._fmt, self._scale, self._window = fmt, scale, sliding_window
         self._transform = key_transform or KeyTransform()
+        check_transform(self._transform)
         self._multipliers = self._transform.scales
         self._plans: weakref.WeakKeyDictionary[Any, AttentionPlan] = (
             weakref.WeakKeyDictionary()

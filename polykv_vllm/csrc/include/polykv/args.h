@@ -38,8 +38,10 @@ struct Cache {
 };
 
 // What happens to a row in fp32 before it is quantized: keys and queries are
-// transformed so that their products stay what they were (keys/transform.py).
+// transformed so that their products stay what they were, but for a number per query
+// that centred keys lack (keys/transform.py).
 struct RowTransform {
+  const float* centers;      // [num_kv_heads, head_dim]: subtracted first, or null
   const float* multipliers;  // [num_kv_heads, head_dim], or null for all ones
   const float* matrices;     // [num_kv_heads, input, output] instead, or null
   int32_t rotate;            // 1: the orthonormal Hadamard matrix follows

@@ -250,7 +250,7 @@ class LayerAttention:
         self._transform = key_transform or KeyTransform()
         self._logits.check_transform(self._transform)
         struct, self._kept = _row_transform(
-            None,
+            self._transform.centers,
             self._transform.scales,
             self._transform.query_matrices,
             self._transform.rotate,

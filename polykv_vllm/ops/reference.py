@@ -80,7 +80,9 @@ class LayerAttention:
         windows = None
         if batch.windows is not None and raw is not None:
             raw.check(query, kv_cache.shape[1])
-            windows = _request_windows(batch, batch.windows, raw)
+            windows = _request_windows(
+                batch, batch.windows, raw, self._transform.centers
+            )
         attention.paged_attention(
             self._transform.queries(query),
             kv_cache,
@@ -100,7 +102,10 @@ class LayerAttention:
 
 
 def _request_windows(
-    batch: AttentionBatch, windows: WindowBatch, raw: RawRows
+    batch: AttentionBatch,
+    windows: WindowBatch,
+    raw: RawRows,
+    centers: torch.Tensor | None,
 ) -> list[RequestWindow]:
     starts = batch.query_start_loc.tolist()
     return [
@@ -112,6 +117,7 @@ def _request_windows(
             raw.key[first:last],
             raw.value[first:last],
             raw.window_cache,
+            centers,
         )
         for r, (first, last) in enumerate(pairwise(starts))
     ]

@@ -21,6 +21,8 @@ class RequestWindow:
         key: `[num_queries, num_kv_heads, head_dim]`: the chunk's own.
         value: Like `key`.
         window_cache: `[num_pages, 2, num_kv_heads, page_tokens, head_dim]`.
+        centers: `[num_kv_heads, head_dim]` fp32: what cached keys are stored without,
+            so raw ones go without it too; None for nothing.
 
     """
 
@@ -31,6 +33,7 @@ class RequestWindow:
     key: torch.Tensor
     value: torch.Tensor
     window_cache: torch.Tensor
+    centers: torch.Tensor | None = None
 
     def rows(
         self, seq_len: int, sliding_window: int = -1
@@ -70,7 +73,10 @@ class RequestWindow:
             page = self._page(token, bool(sinks[token]))
             offset = token % self.window_cache.shape[3]
             key[token], value[token] = self.window_cache[page, :, :, offset]
-        return torch.cat((key, self.key)), torch.cat((value, self.value)), seen
+        key = torch.cat((key, self.key))
+        if self.centers is not None:
+            key = key.float() - self.centers
+        return key, torch.cat((value, self.value)), seen
 
     def _page(self, token: int, is_sink: bool) -> int:
         size = self.window_cache.shape[3]

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The oracle with windows: the same tokens as one sequence's windows, from pages."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.reference.cache import gather
 from polykv_vllm.reference.windows import Windows, windowed_attention
 from tests.kernel_cases import BYTE_KEYS, Batch, make_batch
@@ -46,6 +49,20 @@ def test_pages_and_chunk_are_one_sequence(
     for request in range(3):
         rows = expected(batch, copies, request, Windows(sinks, recent))
         torch.testing.assert_close(got[batch.rows(request)], rows, rtol=1e-4, atol=1e-5)
+
+
+def test_raw_keys_lose_what_cached_ones_lack() -> None:
+    """Centred keys are one softmax with raw ones; of every key they lack the same."""
+    batch = make_batch(FMT, [(3, 97), (20, 60)])
+    copies = random_copies(batch)
+    got = with_windows(batch, copies, 4, 30).run("reference")
+    centers = torch.randn(batch.kv_cache.shape[1], batch.query.shape[-1]) * 8
+    far = Copies([key + centers for key in copies.key], copies.value)
+    centred = replace(batch, key_transform=KeyTransform(centers=centers))
+    again = with_windows(centred, far, 4, 30).run("reference")
+    torch.testing.assert_close(again, got, rtol=1e-4, atol=1e-4)
+    missed = with_windows(batch, far, 4, 30).run("reference")
+    assert (missed - got).abs().max() > 0.1
 
 
 def test_lost_copies_are_seen_as_cached() -> None:

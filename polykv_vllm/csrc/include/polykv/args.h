@@ -41,7 +41,8 @@ struct Cache {
 // transformed so that their products stay what they were, but for a number per query
 // that centred keys lack (keys/transform.py).
 struct RowTransform {
-  const float* centers;      // [num_kv_heads, head_dim]: subtracted first, or null
+  const float* centers;      // [num_kv_heads, head_dim] or null: subtracted from keys
+                             // before all else; of queries, what their keys lack
   const float* multipliers;  // [num_kv_heads, head_dim], or null for all ones
   const float* matrices;     // [num_kv_heads, input, output] instead, or null
   int32_t rotate;            // 1: the orthonormal Hadamard matrix follows

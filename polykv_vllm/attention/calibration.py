@@ -161,7 +161,7 @@ def _fold_layer(
         found = head_digests((key, biases[1]), (value, biases[2]), head_dim)
         calibration.check_heads(index, heads, found)
         if impl.fmt.is_low_bit and impl.asked_key_treatment == AUTO:
-            _give_keys(name, impl, layer, calibration)
+            give_keys(name, impl, layer, calibration)
         return
     transform = folded_transform(layer.value, impl.fmt)
     fold_rows(value, transform)
@@ -170,7 +170,7 @@ def _fold_layer(
     fold_columns(output.weight.data, transform)
 
 
-def _give_keys(
+def give_keys(
     name: str, impl: PolyKVImpl, layer: LayerCalibration, calibration: Calibration
 ) -> None:
     """Keep the transform of a layer's keys until its weights are final."""

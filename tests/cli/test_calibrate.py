@@ -46,6 +46,11 @@ def test_a_text_becomes_a_calibration(model: Path, tmp_path: Path) -> None:
     assert again[0] == 0
     other = run(model, *texts, *size, "--seed", 1, "-o", tmp_path / "three")
     assert other[0] == 0
+    options = ("--no-center-keys", "--dtype", "bfloat16")
+    plain = run(model, *texts, *size, *options, "-o", tmp_path / "plain")
+    assert plain[0] == 0, plain[1]
+    assert found.center_keys
+    assert not load_calibration(tmp_path / "plain").record.center_keys
     digests = [load_calibration(tmp_path / n).digest for n in ("one", "two", "three")]
     assert digests[0] == digests[1] != digests[2]
 
@@ -70,6 +75,7 @@ def test_a_short_text_is_told(model: Path, tmp_path: Path) -> None:
         (("--text", "{tmp}/a.txt"), ["has 3 tokens", "--sequence-tokens 4"]),
         (("--text", "{tmp}/a.txt", "--sequence-tokens", "4096"), ["takes 512"]),
         (("--text", "{tmp}/a.txt", "--transform", "x"), ["'x'", "wush_a"]),
+        (("--text", "{tmp}/a.txt", "--dtype", "int8"), ["'int8'", "bfloat16"]),
     ],
 )
 def test_errors_say_what_is_wrong(

@@ -31,7 +31,7 @@ from polykv_vllm.calibrate.fold import (
 )
 from polykv_vllm.calibrate.shape import ModelShape
 from polykv_vllm.calibrate.weights import head_digests
-from polykv_vllm.keys import AUTO, KeyTransform
+from polykv_vllm.keys import AUTO
 
 logger = init_logger("vllm.polykv")
 
@@ -174,7 +174,7 @@ def give_keys(
     name: str, impl: PolyKVImpl, layer: LayerCalibration, calibration: Calibration
 ) -> None:
     """Keep the transform of a layer's keys until its weights are final."""
-    transform = KeyTransform(matrices=layer.key, centers=layer.key_center)
+    transform = layer.key_transform
     try:
         impl.check_key_transform(transform)
     except ValueError as error:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from polykv_vllm.calibrate.errors import CalibrationError
 from polykv_vllm.calibrate.shape import ModelShape
 from polykv_vllm.calibrate.transforms import inverse
+from polykv_vllm.keys import KeyTransform
 from polykv_vllm.reporting.files import write_json
 
 FORMAT_VERSION: Final = 2
@@ -112,6 +113,11 @@ class LayerCalibration(NamedTuple):
     value_inverse: torch.Tensor
     key_center: torch.Tensor | None
 
+    @property
+    def key_transform(self) -> KeyTransform:
+        """What keys and queries go through at run time."""
+        return KeyTransform(matrices=self.key, centers=self.key_center)
+
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
@@ -150,6 +156,11 @@ class Calibration:
         key, value = (each[index][chosen].double() for each in (self.key, self.value))
         center = self.key_center[index][chosen] if self.record.center_keys else None
         return LayerCalibration(key, inverse(key), value, inverse(value), center)
+
+    def key_transforms(self) -> list[KeyTransform]:
+        """Return what keys and queries of each layer go through, for all KV heads."""
+        layers = range(self.record.model.num_layers)
+        return [self.layer(index).key_transform for index in layers]
 
     def check_model(self, shape: ModelShape) -> None:
         """Raise CalibrationError unless the calibration is of such a model."""

@@ -26,6 +26,7 @@ from polykv_vllm.evaluate.errors import EngineError
 from polykv_vllm.evaluate.scoring import Head, score
 from polykv_vllm.evaluate.states import load_states, save_states
 from polykv_vllm.formats import get_format
+from polykv_vllm.keys import AUTO, KeyTransform
 
 if TYPE_CHECKING:
     from polykv_vllm.evaluate.vllm_engine import EngineSetup
@@ -72,13 +73,15 @@ class HfEngine:
             setup.model, dtype=torch.float32, attn_implementation="sdpa"
         ).eval()
         self._head = _head_of(self._model)
+        # Of keys of few bits, as the engine has them; None: what the treatment says.
+        self._calibrated_keys: list[KeyTransform] | None = None
         if arm.calibration != NONE:
             stage("folding the calibration")
-            fold_model(
-                self._model,
-                load_calibration(Path(arm.calibration)),
-                get_format(arm.kv_cache_dtype),
-            )
+            calibration = load_calibration(Path(arm.calibration))
+            fmt = get_format(arm.kv_cache_dtype)
+            fold_model(self._model, calibration, fmt)
+            if fmt.is_low_bit and arm.key_treatment == AUTO:
+                self._calibrated_keys = calibration.key_transforms()
         ends = self._model.generation_config.eos_token_id
         self._ends: list[int] = ends if isinstance(ends, list) else [ends]
         self._kept: deque[tuple[tuple[int, ...], Any]] = deque(maxlen=_KEPT_PREFIXES)
@@ -159,6 +162,12 @@ class HfEngine:
             # Without the config: layers with a window would forget what a fork needs.
             return DynamicCache()
         self._model.set_attn_implementation(IMPLEMENTATION)
+        if self._calibrated_keys is not None:
+            return PolyKVCache(
+                self._model.config,
+                self._arm.kv_cache_dtype,
+                key_transforms=self._calibrated_keys,
+            )
         return PolyKVCache.for_model(
             self._model, self._arm.kv_cache_dtype, key_treatment=self._arm.key_treatment
         )

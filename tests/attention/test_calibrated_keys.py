@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from polykv_vllm.calibrate.artifact import LayerCalibration
 from polykv_vllm.calibrate.errors import CalibrationError
 
 KV_HEADS, HEAD_SIZE = 2, 64
 CALIBRATION: Any = SimpleNamespace(path=Path("/given"))
 
 
-def layer_of(is_centred: bool) -> Any:
+def layer_of(is_centred: bool) -> LayerCalibration:
     matrices = torch.randn(KV_HEADS, HEAD_SIZE, HEAD_SIZE, dtype=torch.float64)
     matrices = torch.linalg.qr(matrices).Q
     centers = torch.randn(KV_HEADS, HEAD_SIZE) if is_centred else None
-    return SimpleNamespace(key=matrices, key_center=centers)
+    return LayerCalibration(matrices, matrices.mT, matrices, matrices.mT, centers)
 
 
 def make_impl(**options: Any) -> Any:
@@ -43,9 +44,9 @@ def test_keys_go_through_what_was_calibrated() -> None:
     model.attn.impl = impl
     assign_key_transforms(model, torch.float32)
     key = torch.randn(5, KV_HEADS, HEAD_SIZE)
-    expected = torch.einsum(
-        "thi,hji->thj", key.double() - layer.key_center, layer.key
-    ).float()
+    assert layer.key_center is not None
+    centred = key.double() - layer.key_center
+    expected = torch.einsum("thi,hji->thj", centred, layer.key).float()
     torch.testing.assert_close(impl.key_transform.keys(key), expected)
 
 

@@ -121,7 +121,14 @@ def test_calibration_knows_no_vllm() -> None:
     loaded = loaded_by(", ".join(f"polykv_vllm.calibrate.{name}" for name in ARTIFACT))
     assert not {"vllm", "transformers"} & loaded
     ours = {m.split(".")[1] for m in loaded if m.startswith("polykv_vllm.")}
-    assert ours == {"calibrate", "formats", "reference", "reporting", "errors"}
+    assert ours == {
+        "calibrate",
+        "formats",
+        "keys",
+        "reference",
+        "reporting",
+        "errors",
+    }
     loaded = loaded_by(", ".join(modules_below("calibrate")))
     assert "transformers" in loaded
     assert "vllm" not in loaded

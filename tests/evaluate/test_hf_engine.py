@@ -16,6 +16,7 @@ from polykv_vllm.evaluate.hf_engine import HfEngine
 from polykv_vllm.evaluate.states import StatesError
 from polykv_vllm.evaluate.suite import Demand
 from polykv_vllm.evaluate.vllm_engine import EngineSetup
+from tests.calibrate.models import calibrate_random
 from tests.hf.models import tiny_model, tokens
 
 FAMILIES = ("qwen2", "gemma3")
@@ -51,6 +52,13 @@ def engine(setup: EngineSetup, name: str) -> HfEngine:
     return HfEngine(setup, parse_arm(name), 0)
 
 
+def load(setup: EngineSetup) -> Any:
+    """Return the model as transformers has it."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(setup.model, dtype=torch.float32)
+
+
 def request(key: str, count: int = 120, begin: int = 60, **more: Any) -> ScoreRequest:
     return ScoreRequest(key, tuple(tokens(count)[0].tolist()), begin, **more)
 
@@ -78,6 +86,21 @@ def test_formats_are_compared_with_the_reference(setup: EngineSetup) -> None:
         klds[name] = float(np.mean([s.kld.mean() for s in scores]))
     assert klds["fp32"] < 1e-6 < klds["polykv_k8v8"] < klds["polykv_k8v3"]
     assert klds["polykv_k8v8+hadamard"] not in (0.0, klds["polykv_k8v8"])
+
+
+def test_keys_of_few_bits_go_through_their_calibration(
+    setup: EngineSetup, tmp_path: Path
+) -> None:
+    calibrate_random(load(setup), tmp_path / "calibration")
+    asked = [request("one")]
+    list(engine(setup, "bf16").score(asked))
+    klds = {}
+    for name in ("polykv_k4v4", "polykv_k4v4+calibrated"):
+        served = HfEngine(setup, parse_arm(name, tmp_path / "calibration"), 0)
+        klds[name] = float(next(iter(served.score(asked))).kld.mean())
+    assert served.facts["key_treatment"] == "matrix"
+    plain, calibrated = klds.values()
+    assert 0 < calibrated < 2 * plain and calibrated != plain
 
 
 @pytest.mark.parametrize("arm", ["bf16", "polykv_k8v8"])

@@ -32,8 +32,9 @@ constexpr int32_t squared_level(int code) {
   return Codebook<kBits>::kLevels[code] * Codebook<kBits>::kLevels[code];
 }
 
-// Lloyd-Max codes of the row, rotated first if asked (x is overwritten). The scale makes the norm of
-// the dequantized row equal the row's own; the codes come from the unrounded RMS.
+// Lloyd-Max codes of the row, rotated first if asked (x is overwritten). The scale
+// makes the norm of the dequantized row equal the row's own; the codes come from the
+// unrounded RMS.
 template <int D, int kBits>
 inline uint16_t quantize_codebook(float* x, int32_t max_bits, bool rotate,
                                   int8_t* codes) {
@@ -135,8 +136,8 @@ inline void pack_2bit(uint8_t* plane, int token, const int8_t* codes) {
   for (int chunk = 0; chunk < D / 64; ++chunk) {
     const int8_t* c = codes + chunk * 64;
     for (int i = 0; i < 16; ++i) {
-      bytes[chunk * 16 + i] = static_cast<uint8_t>(c[i] | c[i + 16] << 2 |
-                                                   c[i + 32] << 4 | c[i + 48] << 6);
+      bytes[chunk * 16 + i] =
+          static_cast<uint8_t>(c[i] | c[i + 16] << 2 | c[i + 32] << 4 | c[i + 48] << 6);
     }
   }
   write_plane<D / 4>(plane, token, bytes);

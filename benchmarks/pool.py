@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What does a prefix on disk save after a restart?
+"""What does a prefix on disk save after a restart, and what does writing it cost?
 
     python -m benchmarks.pool
 
@@ -7,6 +7,9 @@ A server computes a prefix and is killed with -9; the next one, over the same di
 gets the same prompt as its first. Beside it stands a prompt of the same length that was
 never seen, on both servers, so that both ways are measured in the same runs. Further
 rounds empty the cache in memory in between; the disk stays.
+
+Then the benchmark of agents (`polykv bench agents disk`) runs the same requests against
+a server that writes every full block to disk and one that does not.
 """
 
 import json
@@ -16,6 +19,8 @@ import statistics
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +28,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from benchmarks import _environment, _report
+from benchmarks import _environment, _pool_overhead, _report
 from benchmarks import _options as options
 from polykv_vllm.models import DEFAULT_MODEL, build_model
 from polykv_vllm.pool.disk.blockfile import HEADER_BYTES, read_block
@@ -36,7 +41,36 @@ SPEEDUP = 20.0
 READ_SHARE = 0.5
 DISK_SHARE = 1.05
 NUM_WARM_TOKENS = 40  # of a request that comes first and is not measured
-_WRITTEN_S = 120.0
+_WRITTEN_S = 60.0  # without one more block on disk
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured, and how patiently.
+
+    Attributes:
+        model: A directory.
+        folder: For blocks and logs.
+        num_tokens: Length of the prefix.
+        rounds: Restores to measure.
+        threads: Compute threads.
+        startup_s: How long a server may take until it answers.
+        request_s: How long an answer may take.
+
+    """
+
+    model: Path
+    folder: Path
+    num_tokens: int
+    rounds: int
+    threads: int
+    startup_s: float
+    request_s: float
+
+    @property
+    def pool(self) -> Path:
+        """Where the blocks are kept."""
+        return self.folder / "pool"
 
 
 @dataclass
@@ -57,11 +91,13 @@ class Client:
 
     Args:
         server: It is healthy.
+        timeout_s: How long an answer may take.
 
     """
 
-    def __init__(self, server: VllmServer) -> None:
+    def __init__(self, server: VllmServer, timeout_s: float) -> None:
         self._server = server
+        self._timeout_s = timeout_s
 
     def first_token(self, prompt: list[int]) -> tuple[float, int]:
         """Return the seconds to the first token, and how many tokens were cached."""
@@ -82,7 +118,7 @@ class Client:
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=600) as reply:
+        with urllib.request.urlopen(request, timeout=self._timeout_s) as reply:
             text = reply.read()
         return json.loads(text) if text else None
 
@@ -92,29 +128,44 @@ def prompt_of(seed: int, num_tokens: int) -> list[int]:
     return [1000 + (seed * 7919 + i * i * 31 + i) % 40_000 for i in range(num_tokens)]
 
 
-def start_server(model: Path, pool: Path, log: Path, threads: int) -> VllmServer:
-    """Return a server over the pool; not yet started."""
+def say(words: str) -> None:
+    """Print what is being done."""
+    _report.console.print(f"[dim]{time.strftime('%H:%M:%S')}[/] {words}")
+
+
+@contextmanager
+def serving(plan: Plan, name: str) -> Iterator[VllmServer]:
+    """Yield a server over the pool, ready for requests."""
     arguments = [
-        *(str(model), "--served-model-name", "bench", "--enforce-eager"),
+        *(str(plan.model), "--served-model-name", "bench", "--enforce-eager"),
         *("--kv-cache-dtype", "polykv", "--block-size", str(BLOCK_SIZE)),
         *("--kv-cache-memory-bytes", "256M", "--max-model-len", "4096"),
         *("--enable-prompt-tokens-details", "--additional-config"),
-        json.dumps({"polykv": {"pool": {"path": str(pool)}}}),
+        json.dumps({"polykv": {"pool": {"path": str(plan.pool)}}}),
     ]
-    cpus = sorted(os.sched_getaffinity(0))[-threads:]
+    cpus = sorted(os.sched_getaffinity(0))[-plan.threads :]
     environment = {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
         "VLLM_SERVER_DEV_MODE": "1",
     }
-    return VllmServer(arguments, log, environment)
+    with VllmServer(arguments, plan.folder / f"{name}.log", environment) as server:
+        server.wait_until_healthy(lambda s: say(f"{name} server: {s}"), plan.startup_s)
+        yield server
 
 
 def wait_until_written(pool: Path, num_blocks: int) -> None:
-    """Return when so many blocks are on disk."""
-    deadline = time.monotonic() + _WRITTEN_S
-    while len(block_files(pool)) < num_blocks:
-        if time.monotonic() > deadline:
-            raise typer.BadParameter(f"{num_blocks} blocks were not written")
+    """Return when so many blocks are on disk.
+
+    Raises:
+        TimeoutError: There was no new one for a while.
+
+    """
+    found, since = 0, time.monotonic()
+    while found < num_blocks:
+        if (now := len(block_files(pool))) > found:
+            found, since = now, time.monotonic()
+        elif time.monotonic() - since > _WRITTEN_S:
+            raise TimeoutError(f"only {found} of {num_blocks} blocks were written")
         time.sleep(0.05)
 
 
@@ -151,35 +202,26 @@ def kill(server: VllmServer) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def measure(
-    model: Path, folder: Path, num_tokens: int, rounds: int, threads: int
-) -> dict[str, Any]:
+def measure(plan: Plan) -> dict[str, Any]:
     """Run both servers; returns times, rates and sizes."""
-    pool, timings, known = folder / "pool", Timings(), prompt_of(0, num_tokens + 1)
-    num_blocks = num_tokens // BLOCK_SIZE
-    with start_server(model, pool, folder / "first.log", threads) as server:
-        server.wait_until_healthy()
-        client = Client(server)
+    timings, known = Timings(), prompt_of(0, plan.num_tokens + 1)
+    with serving(plan, "first") as server:
+        client = Client(server, plan.request_s)
         client.first_token(prompt_of(98, NUM_WARM_TOKENS))
-        seconds, cached = client.first_token(known)
-        assert cached == 0
-        timings.computed_s.append(seconds)
-        wait_until_written(pool, num_blocks)
+        timings.computed_s.append(_timed(client, known, 0))
+        wait_until_written(plan.pool, plan.num_tokens // BLOCK_SIZE)
+        say("kill -9")
         kill(server)
-    files = block_files(pool)
+    files = block_files(plan.pool)
     drop_from_memory(files)
-    with start_server(model, pool, folder / "second.log", threads) as server:
-        server.wait_until_healthy()
-        client = Client(server)
+    with serving(plan, "second") as server:
+        client = Client(server, plan.request_s)
         client.first_token(prompt_of(99, NUM_WARM_TOKENS))
-        for number in range(rounds):
+        for number in range(plan.rounds):
             drop_from_memory(files)
-            seconds, cached = client.first_token(known)
-            assert cached == num_tokens, f"{cached} of {num_tokens} tokens were found"
-            timings.restored_s.append(seconds)
-            seconds, cached = client.first_token(prompt_of(number + 1, num_tokens + 1))
-            assert cached == 0
-            timings.computed_s.append(seconds)
+            timings.restored_s.append(_timed(client, known, plan.num_tokens))
+            unknown = prompt_of(number + 1, plan.num_tokens + 1)
+            timings.computed_s.append(_timed(client, unknown, 0))
             time.sleep(1.0)  # until its blocks are written
             client.forget()
         restored = _restored(server.metrics())
@@ -189,10 +231,19 @@ def measure(
         "timings": vars(timings),
         "speedup": timings.speedup,
         "restore_rate": restored["restored"] * payload / restored["restore_us"] * 1e6,
-        "read_rate": read_rate(pool),
+        "read_rate": read_rate(plan.pool),
         "disk_bytes_per_token": slot_bytes,
         "cache_bytes_per_token": payload / BLOCK_SIZE,
     }
+
+
+def _timed(client: Client, prompt: list[int], expected: int) -> float:
+    """Return the seconds to the first token of a prompt that is cached so far."""
+    seconds, cached = client.first_token(prompt)
+    if cached != expected:
+        raise ValueError(f"{cached} tokens were found in the cache, not {expected}")
+    say(f"{len(prompt)} tokens, {cached} of them cached: {seconds:.2f} s")
+    return seconds
 
 
 def _restored(metrics: str) -> dict[str, float]:
@@ -240,21 +291,37 @@ def main(
         int, typer.Option(help="length of the prefix, a multiple of 32", min=32)
     ] = 3072,
     rounds: Annotated[int, typer.Option(help="restores to measure", min=1)] = 5,
+    repetitions: Annotated[
+        int, typer.Option(help="of the agents with and without a disk; 0: none", min=0)
+    ] = 5,
+    agents: Annotated[int, typer.Option(help="agents at once", min=1)] = 15,
+    startup_timeout: Annotated[
+        float, typer.Option(help="seconds until a server must answer", min=1)
+    ] = 900.0,
+    request_timeout: Annotated[
+        float, typer.Option(help="seconds until a request must be answered", min=1)
+    ] = 600.0,
     threads: options.Threads = 1,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="write the results here")
     ] = None,
 ) -> None:
-    """Measure what a prefix on disk saves after a restart."""
+    """Measure what a prefix on disk saves after a restart, and what writing costs."""
     if tokens % BLOCK_SIZE:
         raise typer.BadParameter(f"{tokens} is not a multiple of {BLOCK_SIZE}")
     environment = _environment.describe(threads)
     _report.print_headline(environment)
     with tempfile.TemporaryDirectory() as folder:
-        result = measure(
-            build_model(DEFAULT_MODEL), Path(folder), tokens, rounds, threads
-        )
-    show(result, tokens)
+        patience = (startup_timeout, request_timeout)
+        model = build_model(DEFAULT_MODEL)
+        plan = Plan(model, Path(folder), tokens, rounds, threads, *patience)
+        result = measure(plan)
+        show(result, tokens)
+        if repetitions:
+            load = _pool_overhead.Load(agents, tokens, repetitions, threads)
+            overhead = _pool_overhead.measure(load, Path(folder), startup_timeout)
+            _pool_overhead.show(overhead, load)
+            result["overhead"] = overhead
     _report.write_json(json_path, {"environment": environment} | result)
 
 

@@ -84,18 +84,21 @@ class VllmServer(ProcessGroup):
         return self
 
     def wait_until_healthy(
-        self, on_stage: Callable[[str], None] = lambda stage: None
+        self,
+        on_stage: Callable[[str], None] = lambda stage: None,
+        timeout_s: float = STARTUP_TIMEOUT_S,
     ) -> None:
         """Return when the server answers.
 
         Args:
             on_stage: Called with a few words whenever start-up reaches a new stage.
+            timeout_s: How long that may take.
 
         Raises:
-            ServerError: It ended, or was not ready within `STARTUP_TIMEOUT_S`.
+            ServerError: It ended, or was not ready in time.
 
         """
-        deadline = time.monotonic() + STARTUP_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
         stage = ""
         while not _answers(f"{self.base_url}/health"):
             if (code := self.exit_code()) is not None:
@@ -104,7 +107,7 @@ class VllmServer(ProcessGroup):
                 )
             if time.monotonic() > deadline:
                 raise ServerError(
-                    f"vllm serve was not ready within {STARTUP_TIMEOUT_S:.0f} s:\n"
+                    f"vllm serve was not ready within {timeout_s:.0f} s:\n"
                     f"{self.log_tail()}"
                 )
             if (latest := self._stage()) != stage:

@@ -2,7 +2,7 @@
 """`polykv bench agents`: many agents behind one system prompt, arm beside arm."""
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.models import resolve_model
 from polykv_vllm.reporting import environment
 from polykv_vllm.reporting.command import command_line
+from polykv_vllm.server import STARTUP_TIMEOUT_S
 from polykv_vllm.support import check_model
 
 _DOCUMENT_OUTPUT_TOKENS = 128
@@ -39,6 +40,7 @@ class AgentsOptions:
         port: Of the first server; None: free ones.
         fresh: Delete earlier results of the folder.
         report_only: Measure nothing.
+        startup_timeout_s: How long a server may take until it answers.
 
     """
 
@@ -48,6 +50,7 @@ class AgentsOptions:
     port: int | None = None
     fresh: bool = False
     report_only: bool = False
+    startup_timeout_s: float = STARTUP_TIMEOUT_S
 
 
 def run_agents(options: AgentsOptions, console: Console) -> bool:
@@ -69,6 +72,7 @@ def run_agents(options: AgentsOptions, console: Console) -> bool:
     folder.open(scenario, model, options.fresh)
     if not options.report_only:
         plan, workload = prepare(scenario, model, output, options.port)
+        plan = replace(plan, startup_timeout_s=options.startup_timeout_s)
         console.print(
             environment.headline(environment.describe(scenario.threads)),
             highlight=False,

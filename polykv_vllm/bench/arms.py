@@ -9,6 +9,10 @@ from polykv_vllm.formats import CACHE_DTYPES
 
 UNSHARED = "-unshared"
 BOUND = "bound"
+DISK = "polykv-disk"
+FOLDER = "{folder}"
+"""In the arguments of an arm: a folder of the benchmark's own."""
+
 _WORKERS = "polykv_vllm.bench.workers"
 
 
@@ -20,7 +24,7 @@ class Arm:
         name: In tables and files.
         about: For the legend.
         cache_dtype: Value of `--kv-cache-dtype`.
-        serve_args: Further arguments of `vllm serve`.
+        serve_args: Further arguments of `vllm serve`; see `FOLDER`.
         needs_amx: It differs from another arm only on a CPU with AMX.
         is_bound: It computes no attention: a bound for speed, its answers are noise.
 
@@ -80,9 +84,23 @@ def _ours(cache_dtype: str) -> tuple[Arm, Arm]:
     )
 
 
+_ON_DISK = Arm(
+    DISK,
+    "polykv, every full block is written to disk in the background",
+    "polykv",
+    (
+        "--additional-config",
+        json.dumps({"polykv": {"pool": {"path": f"{FOLDER}/pool"}}}),
+    ),
+)
+
 ARMS: dict[str, Arm] = {
     arm.name: arm
-    for arm in (*_STOCK, *(arm for dtype in CACHE_DTYPES for arm in _ours(dtype)))
+    for arm in (
+        *_STOCK,
+        *(arm for dtype in CACHE_DTYPES for arm in _ours(dtype)),
+        _ON_DISK,
+    )
 }
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from polykv_vllm.bench.arms import Arm
+from polykv_vllm.bench.arms import FOLDER, Arm
 from polykv_vllm.bench.client import MODEL_NAME
 from polykv_vllm.bench.cpus import CpuPlan, keep_off_compute
 from polykv_vllm.bench.errors import ArmError, BenchError, RunError
 from polykv_vllm.bench.scenario import Scenario
-from polykv_vllm.server import ServerError, VllmServer
+from polykv_vllm.server import STARTUP_TIMEOUT_S, ServerError, VllmServer
 
 _PROCESS_BYTES = 2 << 30  # interpreter, torch and buffers of a server's processes
 _DEATH_S = 5.0  # what a dying server may take to end
@@ -40,6 +40,7 @@ class ServePlan:
         token_bytes: {arm: cache bytes of a token in all layers}, from the config.
         folder: For the servers' logs.
         port: Of the first server, the next ones count up; None: any free ones.
+        startup_timeout_s: How long a server may take until it answers.
 
     """
 
@@ -49,6 +50,7 @@ class ServePlan:
     token_bytes: Mapping[str, int]
     folder: Path
     port: int | None = None
+    startup_timeout_s: float = STARTUP_TIMEOUT_S
 
 
 def serve_arguments(scenario: Scenario, arm: Arm, plan: ServePlan) -> list[str]:
@@ -65,7 +67,7 @@ def serve_arguments(scenario: Scenario, arm: Arm, plan: ServePlan) -> list[str]:
         "--enable-prefix-caching",
         "--enforce-eager",
         "--uvicorn-log-level=warning",
-        *arm.serve_args,
+        *(arg.replace(FOLDER, str(plan.folder.absolute())) for arg in arm.serve_args),
         *scenario.serve_args,
     ]
 
@@ -174,7 +176,7 @@ class ServerPool:
         )
         with ExitStack() as on_failure:
             on_failure.enter_context(server)
-            server.wait_until_healthy(on_stage)
+            server.wait_until_healthy(on_stage, self._plan.startup_timeout_s)
             keep_off_compute(server.process_group, self._plan.cpus)
             on_stage("warming up")
             self._warm_up(server)
@@ -183,13 +185,13 @@ class ServerPool:
 
 
 def reset_prefix_cache(server: VllmServer) -> None:
-    """Empty the prefix cache.
+    """Empty the prefix cache, in memory and on disk.
 
     Raises:
         RunError: vLLM refused, because requests still hold blocks.
 
     """
-    url = f"{server.base_url}/reset_prefix_cache"
+    url = f"{server.base_url}/reset_prefix_cache?reset_external=true"
     request = urllib.request.Request(url, method="POST")
     try:
         with urllib.request.urlopen(request, timeout=60) as reply:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from polykv_vllm.cli.common import Fresh, ReportOnly, Threads, fail, table_console
+from polykv_vllm.server import STARTUP_TIMEOUT_S
 
 bench = typer.Typer(
     help="Servers side by side, driven by vLLM's own benchmark client.",
@@ -55,6 +56,9 @@ def agents(
         int | None,
         typer.Option(help="Port of the first server; default: free ones.", min=1),
     ] = None,
+    startup_timeout: Annotated[
+        float, typer.Option(help="Seconds until a server must answer.", min=1)
+    ] = STARTUP_TIMEOUT_S,
     fresh: Fresh = False,
     report_only: ReportOnly = False,
 ) -> None:
@@ -89,6 +93,7 @@ def agents(
         port=port,
         fresh=fresh,
         report_only=report_only,
+        startup_timeout_s=startup_timeout,
     )
     try:
         is_good = run_agents(options, console)

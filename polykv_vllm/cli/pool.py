@@ -2,7 +2,9 @@
 """`polykv pool`: the prefixes of a running server."""
 
 import json
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError
@@ -16,6 +18,7 @@ from polykv_vllm.cli.common import fail, table_console
 from polykv_vllm.reporting.table import Table
 
 _PATH = "/v1/polykv"
+_POLL_S, _POLL_TIMEOUT_S = 0.5, 5.0
 _TIMEOUT_S = 600.0  # a long prefix takes a while to compute
 
 pool = typer.Typer(
@@ -32,6 +35,10 @@ Key = Annotated[
 Salt = Annotated[
     str | None,
     typer.Option("--salt", help="cache_salt of the requests that it is about."),
+]
+Wait = Annotated[
+    float,
+    typer.Option("--wait", help="Seconds to wait until the server is up.", min=0),
 ]
 Name = Annotated[str, typer.Argument(help="Name of the prefix.")]
 Text = Annotated[
@@ -54,8 +61,11 @@ _URL = "http://127.0.0.1:8000"
 
 
 @pool.command("ls")
-def list_prefixes(url: Url = _URL, api_key: Key = None, salt: Salt = None) -> None:
+def list_prefixes(
+    url: Url = _URL, api_key: Key = None, salt: Salt = None, wait: Wait = 0
+) -> None:
     """List prefixes: pinned or not, bytes, readers now, hits, time left."""
+    _wait_for(url, wait)
     found = _call("GET", "/prefixes", url, api_key, salt)["prefixes"]
     if not found:
         print("no prefixes")
@@ -88,8 +98,10 @@ def warm(
     url: Url = _URL,
     api_key: Key = None,
     salt: Salt = None,
+    wait: Wait = 0,
 ) -> None:
     """Compute a prefix and pin it."""
+    _wait_for(url, wait)
     body = {"name": name, "pin": not no_pin} | _prompt(text, system, file)
     body |= {} if ttl is None else {"ttl_s": ttl}
     _say(_call("POST", "/prefixes", url, api_key, salt, body))
@@ -122,12 +134,40 @@ def explain(
     url: Url = _URL,
     api_key: Key = None,
     salt: Salt = None,
+    wait: Wait = 0,
 ) -> None:
     """Say what of a prompt is in the cache, and where it leaves each prefix."""
+    _wait_for(url, wait)
     body = _prompt(text, system, file)
     found = _call("POST", "/explain", url, api_key, salt, body)
     for line in explanation(found):
         print(line)
+
+
+@pool.command()
+def ui(
+    port: Annotated[
+        int, typer.Option(help="Where to listen; 0 takes a free port.", min=0)
+    ] = 0,
+    url: Url = _URL,
+    api_key: Key = None,
+    salt: Salt = None,
+) -> None:
+    """Show the prefixes in a browser: serves a page on this machine until Ctrl-C.
+
+    The page is at /v1/polykv/ui of the server, too. But a browser sends no API key when
+    it opens an address, so a server that has one refuses it there.
+    """
+    from polykv_vllm.pool.http.local import PageServer
+
+    try:
+        server = PageServer(url, api_key, salt, port)
+    except OSError as error:
+        raise fail(f"port {port} cannot be had: {error.strerror}") from None
+    with server:
+        print(f"open {server.url}  (Ctrl-C ends it)", flush=True)
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
 def explanation(found: Mapping[str, Any]) -> list[str]:
@@ -200,6 +240,17 @@ def _prompt(text: str | None, system: str | None, file: Path | None) -> dict[str
     except ValueError as error:
         raise fail(f"{file}: {error}") from None
     return {"messages": found} if isinstance(found, list) else dict(found)
+
+
+def _wait_for(url: str, seconds: float) -> None:
+    """Return when the server is up, or when it was waited for so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            urlopen(f"{url.rstrip('/')}/health", timeout=_POLL_TIMEOUT_S).close()
+            return
+        except (OSError, ValueError):
+            time.sleep(_POLL_S)
 
 
 def _call(

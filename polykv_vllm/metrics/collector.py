@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from polykv_vllm.metrics import worker_file as wf
+from polykv_vllm.metrics.pins_file import PinFigures, read_pins
 
 _TIMES = {
     wf.ATTENTION_SECONDS: (
@@ -44,6 +45,12 @@ _GAUGES = {
     "vllm:polykv_prefix_physical_bytes, what the format and sharing save together; "
     "absent without a shared prefix.",
 }
+_PINS = {
+    "pinned_bytes": "Compressed bytes of the pinned blocks, each block once, summed "
+    "over layers and workers.",
+    "pin_cap_bytes": "Bytes that pins may hold.",
+    "pinned_prefixes": "Named prefixes that are pinned, in whole or in part.",
+}
 
 
 class PolyKVCollector(Collector):
@@ -61,13 +68,15 @@ class PolyKVCollector(Collector):
 
     def describe(self) -> list[Metric]:
         """Return the metrics without a sample."""
-        return self._metrics([])
+        return self._metrics([], {})
 
     def collect(self) -> list[Metric]:
         """Return the metrics as they are now."""
-        return self._metrics(wf.read_all(self._directory))
+        return self._metrics(wf.read_all(self._directory), read_pins(self._directory))
 
-    def _metrics(self, workers: list[wf.WorkerFigures]) -> list[Metric]:
+    def _metrics(
+        self, workers: list[wf.WorkerFigures], pins: dict[int, PinFigures]
+    ) -> list[Metric]:
         by_engine = groupby(workers, key=lambda worker: worker.engine)
         engines = [list(members) for _, members in by_engine]
         return [
@@ -75,6 +84,7 @@ class PolyKVCollector(Collector):
             self._attended_tokens(engines),
             *self._times(workers),
             *self._gauges(engines),
+            *self._pins(pins),
         ]
 
     def _steps(self, engines: list[list[wf.WorkerFigures]]) -> Metric:
@@ -117,6 +127,16 @@ class PolyKVCollector(Collector):
             for leader, gauges in values:
                 if name in gauges:
                     metric.add_metric(self._labels(leader), gauges[name])
+            yield metric
+
+    def _pins(self, pins: dict[int, PinFigures]) -> Iterator[Metric]:
+        for name, text in _PINS.items():
+            labels = ["model_name", "engine"]
+            title = f"vllm:polykv_pool_{name}"
+            metric = GaugeMetricFamily(title, text, labels=labels)
+            for engine, figures in pins.items():
+                series = [self._model_name, str(engine)]
+                metric.add_metric(series, getattr(figures, name))
             yield metric
 
     def _labels(self, worker: wf.WorkerFigures) -> list[str]:

@@ -115,11 +115,21 @@ def open_figures(directory: Path, engine: int, rank: int) -> Figures:
         ValueError: There is a file by that name which is not ours.
 
     """
-    path = directory / f"engine{engine}-rank{rank}.metrics"
+    return open_file(directory / f"engine{engine}-rank{rank}.metrics")
+
+
+def open_file(path: Path) -> Figures:
+    """Return the figures of a file, for writing; made, all zero, if it is missing.
+
+    Raises:
+        OSError: It cannot be made, or its file system is full.
+        ValueError: There is a file by that name which is not ours.
+
+    """
     if not path.exists():
         # Whole before it has its name: a reader never meets half a file. Written and
         # not just sized: a full tmpfs must say so now, and not by SIGBUS later.
-        unfinished = directory / f".{path.name}.{os.getpid()}"
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
         unfinished.write_bytes(MAGIC.ljust(FILE_BYTES, b"\0"))
         unfinished.rename(path)
     with path.open("r+b") as file:
@@ -137,7 +147,7 @@ def read_all(directory: Path) -> list[WorkerFigures]:
     names = sorted(path.name for path in directory.glob("*.metrics"))
     for match in filter(None, map(_NAME.fullmatch, names)):
         try:
-            values = _read(directory / match.string)
+            values = read_file(directory / match.string)
         except FileNotFoundError:  # the server is ending
             continue
         found.append(_worker_figures(int(match[1]), int(match[2]), values))
@@ -151,7 +161,14 @@ def _worker_figures(engine: int, rank: int, values: list[float]) -> WorkerFigure
     return WorkerFigures(engine, rank, tuple(values[:GROUPS]), groups)
 
 
-def _read(path: Path) -> list[float]:
+def read_file(path: Path) -> list[float]:
+    """Return the figures of a file.
+
+    Raises:
+        FileNotFoundError: It has gone.
+        ValueError: It is not of this version.
+
+    """
     with (
         path.open("rb") as file,
         mmap.mmap(file.fileno(), FILE_BYTES, access=mmap.ACCESS_READ) as mapping,

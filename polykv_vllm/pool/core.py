@@ -8,28 +8,16 @@ between two steps of the engine.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vllm import SamplingParams
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.request import Request
 
-from polykv_vllm.config import parse_options
-from polykv_vllm.formats import is_polykv_dtype
+from polykv_vllm.metrics.pins_file import PinFigures, PinRecorder
 from polykv_vllm.pool import public
-from polykv_vllm.pool.disk.connector import PolyKVPoolConnector
-from polykv_vllm.pool.pins import (
-    ATTRIBUTE,
-    Limits,
-    PinError,
-    Prefix,
-    PrefixPool,
-    begins_with,
-)
+from polykv_vllm.pool.engine_cache import REQUEST_NAME, EngineCache
+from polykv_vllm.pool.kept import UNPINNED, KeptNames
+from polykv_vllm.pool.pins import ATTRIBUTE, PinError, Prefix, PrefixPool
+from polykv_vllm.pool.tree import nest
 
 logger = init_logger("vllm.polykv")
-
-REQUEST_NAME = "polykv-prefix-"
-"""How the names of requests begin that compute a prefix."""
 
 
 class CorePool:
@@ -44,19 +32,24 @@ class CorePool:
     """
 
     def __init__(self, core: Any) -> None:
-        self._core = core
-        self._scheduler = core.scheduler
-        self._manager = core.scheduler.kv_cache_manager
-        self._config = core.scheduler.vllm_config
-        self._check()
-        self.pool = PrefixPool(self._manager.block_pool, self._limits())
-        if isinstance(core.scheduler.connector, PolyKVPoolConnector):
-            core.scheduler.connector.bind_pins(self.pool)
+        self._cache = EngineCache(core)
+        self.pool = PrefixPool(self._cache.block_pool, self._cache.limits)
+        self._cache.bind_pins(self.pool)
+        parallel = self._cache.config.parallel_config
+        self._recorder = PinRecorder(parallel.data_parallel_index)
+        self._recorded = -1
+        self._kept = KeptNames(self._cache, self.pool)
+        self._kept.restore()
+        self._record()
 
     def define(self, argument: dict[str, Any]) -> dict[str, Any]:
-        """Name a prefix and say whether it could be pinned."""
+        """Name a prefix and say whether it could be pinned.
+
+        The name of a file at start is the file's: `is_from_file` forgets another one.
+        """
+        salt, name = argument["salt"], argument["name"]
         token_ids = argument["token_ids"]
-        hashes = self._hashes(argument)
+        hashes = self._cache.hashes(salt, token_ids)
         if not hashes:
             raise PinError(
                 f"{len(token_ids)} tokens fill no block: a block has "
@@ -64,34 +57,48 @@ class CorePool:
                 400,
             )
         self.pool.expire()
-        self.pool.check_room(hashes)
-        prefix = self.pool.define(
-            argument["salt"], argument["name"], token_ids, hashes, argument["ttl_s"]
-        )
-        if argument.get("is_public") and prefix.salt is None:
+        self.pool.check_room(salt, hashes)
+        before = self.pool.prefixes.get((salt, name))
+        prefix = self.pool.define(salt, name, token_ids, hashes, argument["ttl_s"])
+        if before is not None and before is not prefix:
+            self._make_private(before)
+        if argument["is_public"]:
             prefix.is_public = True
             public.add(token_ids, self.pool.limits.block_size)
+        if argument["is_from_file"]:
+            prefix.is_kept = False
+            self._kept.forget(salt, name)
+        elif prefix is not before:
+            prefix.is_kept = True
         return self._describe(prefix)
 
     def pin(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Pin what the cache has of a prefix."""
         prefix = self.pool.get(argument["salt"], argument["name"])
+        # They may be others now: a prefix that this one begins with became public.
+        prefix.hashes = self._cache.hashes(prefix.salt, prefix.token_ids)
         self.pool.pin(prefix)
+        self._kept.save(prefix, is_pinned=True)
         return self._describe(prefix)
 
     def unpin(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Unpin a prefix; its name stays."""
         prefix = self.pool.get(argument["salt"], argument["name"])
-        self.pool.unpin(prefix, "unpinned on request")
+        self.pool.unpin(prefix, UNPINNED)
+        self._kept.save(prefix, is_pinned=False)
         return self._describe(prefix)
 
     def remove(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Unpin a prefix and forget it."""
         prefix = self.pool.get(argument["salt"], argument["name"])
         self.pool.remove(prefix.salt, prefix.name)
-        if prefix.is_public:
-            public.remove(prefix.token_ids)
+        self._kept.forget(prefix.salt, prefix.name)
+        self._make_private(prefix)
         return self._describe(prefix)
+
+    def restored(self, argument: dict[str, Any]) -> dict[str, Any]:
+        """Return whose prefixes were pinned before a restart; for no route."""
+        return {"keys": [(prefix.salt, prefix.name) for prefix in self._kept.waiting()]}
 
     def get(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Describe a prefix, its tokens included: only for whoever names its salt."""
@@ -101,45 +108,72 @@ class CorePool:
     def list(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Describe the prefixes of one salt; of public ones only what they are.
 
-        Who reads a public prefix, and how often, is not for other salts to know.
+        Who reads a public prefix, and how often, is not for other salts to know, nor
+        is what others pin.
         """
         self.pool.expire()
         salt = argument["salt"]
+        found = list(self._visible(salt))
+        size = self.pool.limits.block_size
         return {
             "prefixes": [
                 self._describe(prefix) if prefix.salt == salt else _outline(prefix)
-                for prefix in self._visible(salt)
-            ]
+                for prefix in found
+            ],
+            "tree": [
+                {
+                    "tokens": node.num_blocks * size,
+                    "parent": node.parent,
+                    "prefix": node.prefix,
+                }
+                for node in nest([prefix.hashes for prefix in found])
+            ],
+            "cache": self._fill(salt),
         }
 
     def explain(self, argument: dict[str, Any]) -> dict[str, Any]:
         """Say what a prompt would find in memory, and where it leaves each prefix."""
         token_ids = argument["token_ids"]
-        hashes, size = self._hashes(argument), self.pool.limits.block_size
-        num_hit = 0
-        for block_hash in hashes[: (len(token_ids) - 1) // size]:
-            if self._manager.block_pool.get_cached_block(block_hash, [0]) is None:
-                break
-            num_hit += size
+        salt, size = argument["salt"], self.pool.limits.block_size
+        hashes = self._cache.hashes(salt, token_ids)
+        # The last token of a prompt is always computed.
+        usable = hashes[: (len(token_ids) - 1) // size]
+        num_hit = self._cache.num_in_memory(usable) * size
         prefixes = [
             {
                 "name": prefix.name,
                 "tokens": len(prefix.token_ids),
                 "common": _common(prefix, token_ids),
             }
-            for prefix in self._visible(argument["salt"])
+            for prefix in self._visible(salt)
         ]
         return {
             "block_size": size,
             "hit_tokens": num_hit,
-            "disk_tokens": self._num_on_disk(argument["salt"], token_ids, num_hit),
+            "disk_tokens": self._cache.num_tokens_on_disk(salt, token_ids, num_hit),
             "prefixes": prefixes,
         }
 
     def on_request(self, request: Any) -> None:
         """Take note of a request, unless the pool itself has sent it."""
         if not request.request_id.startswith(REQUEST_NAME):
-            self.pool.on_request(request.block_hashes)
+            self._kept.note_hits(self.pool.on_request(request.block_hashes))
+            self._record()
+
+    def do(self, operation: str, argument: dict[str, Any]) -> dict[str, Any]:
+        """Do what a route asks for; the metrics then show it.
+
+        Raises:
+            PinError: It cannot be done.
+
+        """
+        if operation not in _OPERATIONS:
+            possible = ", ".join(_OPERATIONS)
+            raise PinError(f"{operation!r} is none of {possible}", 400)
+        try:
+            return dict(getattr(self, operation)(argument))
+        finally:
+            self._record()
 
     def on_reset(self) -> None:
         """Let every pin go: the cache is about to be emptied."""
@@ -149,6 +183,35 @@ class CorePool:
                 "Pin them again to have them computed anew",
                 count,
             )
+        self._record()
+
+    def _record(self) -> None:
+        """Show on `/metrics` what is pinned, if that has changed."""
+        if self.pool.version == self._recorded:
+            return
+        self._recorded = self.pool.version
+        block_bytes = self._cache.block_bytes
+        prefixes = self.pool.prefixes.values()
+        self._recorder.record(
+            PinFigures(
+                pinned_bytes=self.pool.num_pinned * block_bytes,
+                pin_cap_bytes=self.pool.limits.cap * block_bytes,
+                pinned_prefixes=sum(bool(prefix.held) for prefix in prefixes),
+            )
+        )
+
+    def _fill(self, salt: str | None) -> dict[str, Any]:
+        """Say how full the cache is; to a caller with a salt, of its own pins only."""
+        pool, block_bytes = self.pool, self._cache.block_bytes
+        found = {
+            "capacity_bytes": pool.limits.usable * block_bytes,
+            "pin_cap_bytes": pool.limits.cap * block_bytes,
+            "pinned_bytes": pool.num_pinned_by(salt) * block_bytes,
+        }
+        if salt is None:
+            found["total_pinned_bytes"] = pool.num_pinned * block_bytes
+            found["used_share"] = round(self._cache.block_pool.get_usage(), 4)
+        return found
 
     def _visible(self, salt: str | None) -> Iterator[Prefix]:
         for prefix in self.pool.prefixes.values():
@@ -157,13 +220,8 @@ class CorePool:
 
     def _describe(self, prefix: Prefix) -> dict[str, Any]:
         size = self.pool.limits.block_size
-        readers = sum(
-            begins_with(request.block_hashes, prefix)
-            for request in self._scheduler.running
-        )
-        block_pool = self._manager.block_pool
-        in_memory = all(block_pool.get_cached_block(h, [0]) for h in prefix.hashes)
-        uncompressed = self._bytes_per_token_uncompressed()
+        readers = self._cache.num_readers(prefix)
+        uncompressed = self._cache.uncompressed_bytes_per_token
         return {
             "name": prefix.name,
             "state": prefix.state,
@@ -171,88 +229,25 @@ class CorePool:
             "reason": prefix.lost,
             "tokens": len(prefix.token_ids),
             "pinned_tokens": len(prefix.held) * size,
-            "physical_bytes": len(prefix.held) * self._block_bytes(),
+            "physical_bytes": len(prefix.held) * self._cache.block_bytes,
             "logical_bytes": len(prefix.token_ids) * uncompressed * max(readers, 1),
             "readers": readers,
             "hits": prefix.hits,
             "age_s": round(self.pool.age_s(prefix), 1),
             "ttl_s": prefix.ttl_s,
             "expires_in_s": self.pool.seconds_left(prefix) if prefix.held else None,
-            "tiers": [*["memory"] * in_memory, *["disk"] * self._is_on_disk(prefix)],
+            "tiers": self._cache.tiers(prefix),
         }
 
-    def _is_on_disk(self, prefix: Prefix) -> bool:
-        num_tokens = len(prefix.hashes) * self.pool.limits.block_size
-        found = self._num_on_disk(prefix.salt, prefix.token_ids[:num_tokens], 0)
-        return found == num_tokens
-
-    def _num_on_disk(
-        self, salt: str | None, token_ids: Sequence[int], start: int
-    ) -> int:
-        connector = self._scheduler.connector
-        if not isinstance(connector, PolyKVPoolConnector):
-            return 0
-        return connector.num_on_disk(salt, list(token_ids), start)
-
-    def _hashes(self, argument: dict[str, Any]) -> Sequence[bytes]:
-        """Return the hashes that a request with these tokens would have."""
-        request = Request(
-            REQUEST_NAME,
-            list(argument["token_ids"]),
-            SamplingParams(max_tokens=1),
-            None,
-            cache_salt=argument["salt"],
-            block_hasher=self._core.request_block_hasher,
-        )
-        return request.block_hashes
-
-    def _limits(self) -> Limits:
-        options = parse_options(self._config.additional_config).pool
-        size = self._scheduler.block_size
-        longest = self._scheduler.max_model_len + self._scheduler.num_lookahead_tokens
-        watermark = self._manager.watermark_blocks
-        return Limits(
-            usable=self._manager.block_pool.num_gpu_blocks - 1,
-            reserve=-(-longest // size) + watermark,
-            share=options.pinned_share,
-            block_size=size,
-        )
-
-    def _check(self) -> None:
-        reasons = []
-        if not is_polykv_dtype(self._config.cache_config.cache_dtype):
-            reasons.append("--kv-cache-dtype is not one of polykv's")
-        if not self._manager.enable_caching:
-            reasons.append("prefix caching is off")
-        groups = self._scheduler.kv_cache_config.kv_cache_groups
-        specs = [group.kv_cache_spec for group in groups]
-        if len(specs) != 1 or not isinstance(specs[0], FullAttentionSpec):
-            reasons.append(
-                "the model has layers with sliding windows, of which vLLM keeps only "
-                "the last blocks"
-            )
-        if self._config.parallel_config.data_parallel_size > 1:
-            reasons.append(
-                "there are several data parallel engines, each with a cache of its own"
-            )
-        if reasons:
-            raise PinError(f"prefixes cannot be pinned: {'; '.join(reasons)}", 501)
-
-    def _block_bytes(self) -> int:
-        config = self._scheduler.kv_cache_config
-        total = sum(tensor.size for tensor in config.kv_cache_tensors)
-        world_size = self._config.parallel_config.world_size
-        return int(total // config.num_blocks * world_size)
-
-    def _bytes_per_token_uncompressed(self) -> int:
-        from polykv_vllm.support import check_model
-
-        model = self._config.model_config.hf_text_config
-        support = check_model(model, self._config.cache_config.cache_dtype)
-        return support.uncompressed_bytes_per_token()
+    def _make_private(self, prefix: Prefix) -> None:
+        if prefix.is_public:
+            public.remove(prefix.token_ids)
 
 
-_OPERATIONS = ("define", "pin", "unpin", "remove", "get", "list", "explain")
+_OPERATIONS = (
+    *("define", "pin", "unpin", "remove", "restored"),
+    *("get", "list", "explain"),
+)
 
 
 def call(core: Any, operation: str, argument: dict[str, Any]) -> dict[str, Any]:
@@ -269,11 +264,7 @@ def call(core: Any, operation: str, argument: dict[str, Any]) -> dict[str, Any]:
 
     """
     try:
-        if operation not in _OPERATIONS:
-            possible = ", ".join(_OPERATIONS)
-            raise PinError(f"{operation!r} is none of {possible}", 400)
-        answer = getattr(of_scheduler(core), operation)(argument)
-        return dict(answer)
+        return of_scheduler(core).do(operation, argument)
     except PinError as error:
         return {"error": str(error), "status": error.status}
 

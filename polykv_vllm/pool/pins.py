@@ -23,6 +23,17 @@ Key = tuple[str | None, str]
 ATTRIBUTE = "_polykv_pool"
 """Where a scheduler keeps the pool of its engine."""
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+"""What a prefix may be called."""
+
+MAX_TTL_S = 10 * 365 * 86400.0
+
+EXPIRED = "its time to live is over"
+"""Why a prefix lost its pin, see `Prefix.lost`."""
+
+MAX_NAMES = 1000
+"""Prefixes of one salt; each keeps its tokens in memory, pinned or not."""
+
 
 class PinError(PolyKVError):
     """A prefix cannot be pinned, or there is none of that name.
@@ -53,6 +64,7 @@ class Prefix:
         held: The pinned blocks, the first ones of the prefix.
         lost: Why it is not pinned any more, or "".
         is_public: Whether requests of every salt share it.
+        is_kept: Whether a restart knows it again; those of a file at start are in it.
 
     """
 
@@ -67,6 +79,7 @@ class Prefix:
     held: list[Any] = field(default_factory=list)
     lost: str = ""
     is_public: bool = False
+    is_kept: bool = False
 
     @property
     def state(self) -> str:
@@ -98,13 +111,26 @@ class Limits:
         """Blocks that may be pinned."""
         return max(min(int(self.usable * self.share), self.usable - self.reserve), 0)
 
-    def refusal(self, wanted: int, pinned: int) -> str:
-        """Explain why so many blocks more cannot be pinned."""
+    def refusal(self, wanted: int, pinned: int, by_salt: int | None) -> str:
+        """Explain why so many blocks more cannot be pinned.
+
+        Args:
+            wanted: So many.
+            pinned: Those that are pinned.
+            by_salt: Those of them that the caller's salt has pinned, and no other
+                number is told: what others have is not for it to know. None for a
+                caller without a salt.
+
+        """
         tokens = self.block_size
+        cap = f"at most {self.cap} blocks ({self.cap * tokens} tokens)"
+        if by_salt is None:
+            why = f"{pinned} of {cap} are pinned"
+        else:
+            why = f"of {cap}, {by_salt} are pinned by this salt, and others pin as well"
         return (
             f"pinning {wanted} blocks ({wanted * tokens} tokens) more is not possible: "
-            f"{pinned} of at most {self.cap} blocks ({self.cap * tokens} tokens) are "
-            f"pinned. The cache has {self.usable}; pins may hold {self.share:.0%} of "
+            f"{why}. The cache has {self.usable}; pins may hold {self.share:.0%} of "
             f"it (pool.pinned_share) and must leave {self.reserve} for one request of "
             "max_model_len. Unpin something, enlarge the cache, or lower "
             "--max-model-len"
@@ -141,7 +167,15 @@ class PrefixPool:
     @property
     def num_pinned(self) -> int:
         """Blocks that are pinned, each once."""
-        return len(self._pinned_ids())
+        return len(self._pinned_ids(self.prefixes.values()))
+
+    def num_pinned_by(self, salt: str | None) -> int:
+        """Blocks that one salt has pinned, each once."""
+        return len(self._pinned_ids(self.of(salt)))
+
+    def of(self, salt: str | None) -> list[Prefix]:
+        """Return the prefixes of one salt."""
+        return [prefix for prefix in self.prefixes.values() if prefix.salt == salt]
 
     def get(self, salt: str | None, name: str) -> Prefix:
         """Return a prefix.
@@ -164,7 +198,12 @@ class PrefixPool:
         hashes: Sequence[bytes],
         ttl_s: float | None,
     ) -> Prefix:
-        """Name a prefix; one of the same name and other tokens is replaced."""
+        """Name a prefix; one of the same name and other tokens is replaced.
+
+        Raises:
+            PinError: The salt has as many names as it may.
+
+        """
         now = self._clock()
         known = self.prefixes.get((salt, name))
         if known is not None and known.token_ids == tuple(token_ids):
@@ -172,24 +211,31 @@ class PrefixPool:
             return known
         if known is not None:
             self.unpin(known)
+        elif len(self.of(salt)) >= MAX_NAMES:
+            raise PinError(
+                f"there are {MAX_NAMES} prefixes already, which is as many as one salt "
+                "may name: remove one",
+                409,
+            )
         prefix = Prefix(
             name, salt, tuple(token_ids), tuple(hashes), ttl_s, now, used_s=now
         )
         self.prefixes[salt, name] = prefix
         return prefix
 
-    def check_room(self, hashes: Iterable[bytes]) -> None:
+    def check_room(self, salt: str | None, hashes: Iterable[bytes]) -> None:
         """Refuse, before anything is computed, what could not be pinned.
+
+        Args:
+            salt: The caller's.
+            hashes: Of the blocks.
 
         Raises:
             PinError: The blocks that are not pinned yet exceed the cap.
 
         """
-        pinned = self._pinned_ids()
         held = {h for p in self.prefixes.values() for h in p.hashes[: len(p.held)]}
-        wanted = len(set(hashes) - held)
-        if len(pinned) + wanted > self.limits.cap:
-            raise PinError(self.limits.refusal(wanted, len(pinned)), 409)
+        self._check_cap(salt, len(set(hashes) - held), self.num_pinned)
 
     def pin(self, prefix: Prefix) -> None:
         """Pin those first blocks of a prefix that are in the cache.
@@ -205,10 +251,9 @@ class PrefixPool:
             if blocks is None:
                 break
             found += blocks
-        pinned = self._pinned_ids()
+        pinned = self._pinned_ids(self.prefixes.values())
         wanted = len({block.block_id for block in found} - pinned)
-        if len(pinned) + wanted > self.limits.cap:
-            raise PinError(self.limits.refusal(wanted, len(pinned)), 409)
+        self._check_cap(prefix.salt, wanted, len(pinned))
         before, prefix.held = prefix.held, found
         self.version += 1
         self._block_pool.touch(found)  # first, so that none is free in between
@@ -247,7 +292,7 @@ class PrefixPool:
         for prefix in self.prefixes.values():
             left = self.seconds_left(prefix, now)
             if prefix.held and left is not None and left <= 0:
-                self.unpin(prefix, "its time to live is over")
+                self.unpin(prefix, EXPIRED)
 
     def seconds_left(self, prefix: Prefix, now: float | None = None) -> float | None:
         """Return how long a pin lasts unless it is hit; None: for ever."""
@@ -256,13 +301,20 @@ class PrefixPool:
         now = self._clock() if now is None else now
         return prefix.used_s + prefix.ttl_s - now
 
-    def on_request(self, hashes: Sequence[bytes]) -> None:
-        """Count a request as a hit of the prefixes that it begins with."""
+    def on_request(self, hashes: Sequence[bytes]) -> list[Prefix]:
+        """Count a hit of the prefixes that a request begins with; returns them."""
         self.expire()
-        for prefix in self.prefixes.values():
-            if begins_with(hashes, prefix):
-                prefix.hits += 1
-                prefix.used_s = self._clock()
+        hit = [p for p in self.prefixes.values() if begins_with(hashes, p)]
+        for prefix in hit:
+            prefix.hits += 1
+            prefix.used_s = self._clock()
+        return hit
+
+    def restore(self, prefix: Prefix, age_s: float, idle_s: float, reason: str) -> None:
+        """Make a prefix as old as before a restart, and say why it has no pin."""
+        now = self._clock()
+        prefix.created_s, prefix.used_s = now - max(age_s, 0), now - max(idle_s, 0)
+        prefix.lost = reason
 
     def age_s(self, prefix: Prefix) -> float:
         """Return how long ago a prefix was named."""
@@ -271,8 +323,14 @@ class PrefixPool:
     def _release(self, blocks: Sequence[Any]) -> None:
         self._block_pool.free_blocks(reversed(blocks))
 
-    def _pinned_ids(self) -> set[int]:
-        return {b.block_id for p in self.prefixes.values() for b in p.held}
+    def _check_cap(self, salt: str | None, wanted: int, pinned: int) -> None:
+        if pinned + wanted > self.limits.cap:
+            by_salt = None if salt is None else self.num_pinned_by(salt)
+            raise PinError(self.limits.refusal(wanted, pinned, by_salt), 409)
+
+    @staticmethod
+    def _pinned_ids(prefixes: Iterable[Prefix]) -> set[int]:
+        return {block.block_id for prefix in prefixes for block in prefix.held}
 
 
 def begins_with(hashes: Sequence[bytes], prefix: Prefix) -> bool:

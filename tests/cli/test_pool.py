@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`polykv pool` without a server; `tests/e2e/test_pool_prefixes.py` has one."""
 
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,46 @@ def test_nobody_answers() -> None:
     result = runner.invoke(app, ["pool", "ls", *NOBODY])
     assert result.exit_code == 1
     assert "127.0.0.1:9 does not answer" in result.output
+
+
+class _Server(BaseHTTPRequestHandler):
+    """Up at the third question; has no prefixes."""
+
+    num_asked = 0
+
+    def do_GET(self) -> None:
+        type(self).num_asked += 1
+        self.send_response(200 if self.num_asked > 2 else 503)
+        self.end_headers()
+        self.wfile.write(b'{"prefixes": []}')
+
+
+def test_a_server_that_starts_is_waited_for() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = runner.invoke(app, ["pool", "ls", "--url", url, "--wait", "60"])
+        server.shutdown()
+    assert result.exit_code == 0, result.output
+    assert "no prefixes" in result.output
+    assert _Server.num_asked == 4
+
+
+def test_waiting_ends() -> None:
+    start = time.monotonic()
+    result = runner.invoke(app, ["pool", "ls", *NOBODY, "--wait", "0.6"])
+    assert result.exit_code == 1
+    assert 0.6 <= time.monotonic() - start < 30
+
+
+def test_a_port_in_use_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        result = runner.invoke(app, ["pool", "ui", "--port", port])
+    assert result.exit_code == 1
+    assert f"port {port} cannot be had" in result.output
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_beyond_the_cap_is_refused_with_the_numbers(
     compute(blocks, [*first, *second])
     pool.pin(named(pool, "a", first))
     for check in (
-        lambda: pool.check_room(second),
+        lambda: pool.check_room(None, second),
         lambda: pool.pin(named(pool, "b", second)),
     ):
         with pytest.raises(PinError) as error:
@@ -116,7 +116,7 @@ def test_beyond_the_cap_is_refused_with_the_numbers(
         for part in ("6 blocks (192 tokens)", "15 of at most 20", "50%", "12 for one"):
             assert part in str(error.value)
     assert pool.num_pinned == 15
-    pool.check_room(hashes(100, 5))
+    pool.check_room(None, hashes(100, 5))
 
 
 def test_blocks_of_two_prefixes_count_once(pool: PrefixPool, blocks: BlockPool) -> None:
@@ -125,7 +125,7 @@ def test_blocks_of_two_prefixes_count_once(pool: PrefixPool, blocks: BlockPool) 
     long, short = named(pool, "long", names), named(pool, "short", names[:8])
     pool.pin(long)
     pool.pin(short)
-    pool.check_room(names)
+    pool.check_room(None, names)
     assert pool.num_pinned == 16
     pool.unpin(long)
     assert pool.num_pinned == 8
@@ -181,3 +181,31 @@ def test_another_content_under_a_name_takes_its_place(
     second = named(pool, "a", hashes(10, 3))
     assert second is not first
     assert pool.num_pinned == 0
+
+
+def test_a_salt_is_not_told_what_others_pin(
+    pool: PrefixPool, blocks: BlockPool
+) -> None:
+    """CASE 29: neither their names nor how much they hold."""
+    first, second = hashes(0, 15), hashes(100, 3)
+    compute(blocks, [*first, *second])
+    pool.pin(named(pool, "a", first))
+    pool.pin(named(pool, "b", second, salt="x"))
+    with pytest.raises(PinError) as error:
+        pool.check_room("x", hashes(200, 4))
+    assert "3 are pinned by this salt" in str(error.value)
+    assert not {"15", "18"} & set(str(error.value).split())
+    assert (pool.num_pinned_by("x"), pool.num_pinned_by(None)) == (3, 15)
+
+
+def test_names_are_limited_for_each_salt(
+    pool: PrefixPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("polykv_vllm.pool.pins.MAX_NAMES", 2)
+    named(pool, "a", hashes(0, 1), salt="x")
+    named(pool, "b", hashes(1, 1), salt="x")
+    with pytest.raises(PinError, match="2 prefixes already") as error:
+        named(pool, "c", hashes(2, 1), salt="x")
+    assert error.value.status == 409
+    named(pool, "b", hashes(5, 1), salt="x")  # replaced, not one more
+    named(pool, "c", hashes(2, 1), salt="y")

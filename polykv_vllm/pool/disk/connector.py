@@ -23,6 +23,7 @@ from vllm.v1.request import Request
 from polykv_vllm.attention.key_treatment import loaded_models
 from polykv_vllm.config import parse_options
 from polykv_vllm.errors import UnsupportedError
+from polykv_vllm.pool import adapters
 from polykv_vllm.pool.disk.describe import identify
 from polykv_vllm.pool.disk.messages import Orders, RankAnswer
 from polykv_vllm.pool.disk.planner import Planner
@@ -58,6 +59,8 @@ class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
         self._options = parse_options(vllm_config.additional_config).pool
         self._worker: PoolWorker | None = None
         self._planner = Planner(specs[0].block_size)
+        if role == KVConnectorRole.SCHEDULER:
+            adapters.watch()
 
     # The workers' side.
 
@@ -154,6 +157,11 @@ class PolyKVPoolConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_pins(self, pins: PrefixPool) -> None:
         """Learn which blocks must stay on disk, now and later."""
         self._planner.pins = pins
+
+    @property
+    def names_directory(self) -> Path | None:
+        """Where the names of prefixes are kept; None: no worker keeps anything."""
+        return self._planner.names_directory
 
     def num_on_disk(self, salt: str | None, token_ids: list[int], start: int) -> int:
         """Count the tokens that a prompt would find on disk from a place on."""

@@ -5,6 +5,7 @@
     DIR/ranks/<identity>/identity.json what the blocks of this rank mean
     DIR/ranks/<identity>/lock          held by the one process that writes here
     DIR/ranks/<identity>/<xx>/<name>   a block; xx are the first digits of its name
+    DIR/ranks/<identity>/names/*.json  named prefixes (names.py)
 
 All names are made of hexadecimal digits by this package; what is called otherwise is
 left alone. A lock is dropped by the kernel with its process, so none is ever stale.
@@ -23,6 +24,7 @@ from polykv_vllm.pool.disk.identity import STORE_VERSION, RankIdentity, load_ide
 MARKER = "polykv-pool"
 RANKS = "ranks"
 LOCK = "lock"
+NAMES = "names"
 _MARKER_TEXT = f"polykv-vllm pool, version {STORE_VERSION}\n"
 _NAME = re.compile(r"[0-9a-f]{64}")
 _SHELF = re.compile(r"[0-9a-f]{2}")

@@ -21,11 +21,10 @@ from typing import Any
 
 from vllm.v1.request import Request
 
-from polykv_vllm import envs
+from polykv_vllm.pool.adapters import adapter_digest
 from polykv_vllm.pool.disk.content import ContentNames, Context
-from polykv_vllm.pool.disk.directory import block_path
+from polykv_vllm.pool.disk.directory import NAMES, block_path
 from polykv_vllm.pool.disk.messages import BlockAt, Orders, RankAnswer
-from polykv_vllm.pool.disk.weights import UnidentifiedError, files_digest, weight_files
 from polykv_vllm.pool.public import longest_common, num_public_tokens
 
 logger = logging.getLogger("vllm.polykv")
@@ -70,7 +69,6 @@ class Planner:
     pins: Any = None
     _pins_seen: int = -1
     _refused: dict[Path, int] = field(default_factory=dict)  # file: when written
-    _adapters: dict[tuple[int, str], str] = field(default_factory=dict)
     manager: Any = None
 
     def set_ranks(self, answers: Mapping[Any, RankAnswer]) -> None:
@@ -78,6 +76,15 @@ class Planner:
         directories = [answer.directory for answer in answers.values()]
         if all(directories):
             self._ranks = [Path(directory) for directory in directories if directory]
+
+    @property
+    def names_directory(self) -> Path | None:
+        """Where the names of prefixes are kept, which are worth what their blocks are.
+
+        Beside the blocks of the first worker: with another model or tokenizer the
+        tokens of a prefix mean something else.
+        """
+        return self._ranks[0] / NAMES if self._ranks else None
 
     def add(self, request: Request) -> None:
         """Take note of a new request."""
@@ -99,8 +106,8 @@ class Planner:
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.names is None:
             return 0
-        if request.skip_reading_prefix_cache:
-            return 0
+        if request.skip_reading_prefix_cache or self._clear:
+            return 0  # what is on disk yet will be gone before the step
         start = num_computed_tokens // self.block_size
         usable = (request.num_tokens - 1) // self.block_size
         end = start
@@ -124,10 +131,8 @@ class Planner:
 
         """
         size = self.block_size
-        num_public = longest_common(token_ids) // size if salt else 0
-        names = ContentNames(Context(salt, None, num_public), size).names(
-            token_ids, len(token_ids) // size if self._ranks else 0
-        )
+        num_blocks = 0 if self._clear or not self._ranks else len(token_ids) // size
+        names = self._names(salt, token_ids, num_blocks)
         missing = (not self._is_on_disk(name) for name in names[start // size :])
         found = len(
             list(itertools.takewhile(lambda is_missing: not is_missing, missing))
@@ -205,10 +210,17 @@ class Planner:
         return [
             name
             for prefix in self.pins.prefixes.values()
-            for name in ContentNames(Context(prefix.salt), self.block_size).names(
-                prefix.token_ids, len(prefix.held)
-            )
+            for name in self._names(prefix.salt, prefix.token_ids, len(prefix.held))
         ]
+
+    def _names(
+        self, salt: str | None, token_ids: Sequence[int], num_blocks: int
+    ) -> list[bytes]:
+        """Return the names of a prompt's first blocks, computed without an adapter."""
+        size = self.block_size
+        num_public = longest_common(token_ids) // size if salt else 0
+        context = Context(salt, None, num_public)
+        return ContentNames(context, size).names(token_ids, num_blocks)
 
     def _block_ids(self, request: Request) -> list[int]:
         (ids,) = self.manager.get_block_ids(request.request_id)
@@ -232,28 +244,13 @@ class Planner:
 
     def _context(self, request: Request) -> Context | None:
         """Return what the request has beside its tokens; None: it is not served."""
-        adapter = request.lora_request
         num_public = num_public_tokens(request) // self.block_size
-        if adapter is None:
+        if request.lora_request is None:
             return Context(request.cache_salt, None, num_public)
-        try:
-            directory = Path(adapter.lora_path)
-            files = [*weight_files(directory), directory / "adapter_config.json"]
-            digest = files_digest(files, envs.cache_dir() / "adapter-digests.json")
-        except (OSError, UnidentifiedError) as error:
-            logger.warning("Pool: adapter %s is not served: %s", adapter, error)
+        if (digest := adapter_digest(request)) is None:
             return None
-        known = self._adapters.setdefault(
-            (adapter.lora_int_id, adapter.lora_path), digest
-        )
-        if known != digest:
-            logger.warning(
-                "Pool: the files of adapter %s have changed since its first request; "
-                "nothing of it is stored or read until it is loaded as another one",
-                adapter.lora_name,
-            )
-            return None
-        return Context(request.cache_salt, (adapter.lora_name, digest), num_public)
+        adapter = (request.lora_request.lora_name, digest)
+        return Context(request.cache_salt, adapter, num_public)
 
 
 def _written(path: Path) -> int | None:

@@ -5,18 +5,21 @@ import asyncio
 from argparse import Namespace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse
 
 from polykv_vllm.config import parse_options
+from polykv_vllm.pool.http.body import LimitedBodyRoute
+from polykv_vllm.pool.http.page import HEADERS, PAGE
 from polykv_vllm.pool.http.service import PrefixService
 from polykv_vllm.pool.http.spec import PrefixSpec, PromptSpec, read_prefix_file
 from polykv_vllm.pool.pins import PinError
 
 ROOT = "/v1/polykv"
+SALT_HEADER = "X-Cache-Salt"
 _STATE = "polykv_prefixes"
 
-router = APIRouter(prefix=ROOT)
+router = APIRouter(prefix=ROOT, route_class=LimitedBodyRoute)
 
 
 def _service(request: Request) -> PrefixService:
@@ -24,16 +27,35 @@ def _service(request: Request) -> PrefixService:
     return service
 
 
+def _salt(request: Request) -> str | None:
+    """Return the salt of the requests that it is about; None: those without one.
+
+    Raises:
+        PinError: It is not clear whose prefixes are meant.
+
+    """
+    given = request.headers.getlist(SALT_HEADER)
+    if not given:
+        return None
+    if len(given) > 1:  # a client's own beside one that a gateway has added
+        raise PinError(f"{SALT_HEADER} is there {len(given)} times; send one", 400)
+    if not given[0] or not (given[0].isascii() and given[0].isprintable()):
+        raise PinError(
+            f"{SALT_HEADER} must be printable ASCII, and not empty; without the header "
+            "it is about requests without a cache_salt",
+            400,
+        )
+    return given[0]
+
+
 Service = Annotated[PrefixService, Depends(_service)]
-Salt = Annotated[
-    str | None,
-    Header(
-        alias="X-Cache-Salt",
-        min_length=1,
-        description="the cache_salt of the requests that the prefix is for; without "
-        "it, those that have none",
-    ),
-]
+Salt = Annotated[str | None, Depends(_salt)]
+
+
+@router.get("/ui")
+async def show_page() -> HTMLResponse:
+    """Return the page that shows the prefixes; it has no data of its own."""
+    return HTMLResponse(PAGE, headers=HEADERS)
 
 
 @router.get("/prefixes")
@@ -82,7 +104,9 @@ async def explain(
 
 async def _refuse(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, PinError)
-    content = {"error": {"message": str(error), "code": error.status}}
+    # A prompt may have had what is no text, and be quoted: lone surrogates.
+    message = str(error).encode(errors="replace").decode()
+    content = {"error": {"message": message, "code": error.status}}
     return JSONResponse(content, status_code=error.status)
 
 
@@ -98,18 +122,17 @@ class PolyKVEndpoints:
         app.add_exception_handler(PinError, _refuse)
 
     async def init_state(self, engine_client: Any, state: Any, args: Namespace) -> None:
-        """Connect the routes with the engine, and start on the file of prefixes."""
+        """Connect the routes with the engine, and start on known prefixes."""
         config = engine_client.vllm_config
         service = PrefixService(
             engine_client, state.serving_tokenization, config.model_config.max_model_len
         )
         setattr(state, _STATE, service)
-        path = parse_options(config.additional_config).pool.prefixes
-        if path is not None:
+        options = parse_options(config.additional_config).pool
+        prefixes = read_prefix_file(options.prefixes) if options.prefixes else []
+        if prefixes or options.path:
             # Kept: the loop itself holds tasks by weak references only.
-            state.polykv_warming = asyncio.create_task(
-                service.warm_all(read_prefix_file(path))
-            )
+            state.polykv_warming = asyncio.create_task(service.start(prefixes))
 
 
 def endpoints() -> PolyKVEndpoints:

@@ -3,7 +3,7 @@
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from vllm import SamplingParams
@@ -14,7 +14,7 @@ from vllm.entrypoints.serve.tokenize.protocol import (
 from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.inputs import TokensPrompt
 
-from polykv_vllm.pool.core import REQUEST_NAME
+from polykv_vllm.pool.engine_cache import REQUEST_NAME
 from polykv_vllm.pool.http.spec import FilePrefix, PrefixSpec, PromptSpec
 from polykv_vllm.pool.pins import PinError
 from polykv_vllm.seams.prefix_pool import METHOD
@@ -44,7 +44,11 @@ class PrefixService:
         self._numbers = itertools.count()
 
     async def warm(
-        self, salt: str | None, spec: PrefixSpec, is_public: bool = False
+        self,
+        salt: str | None,
+        spec: PrefixSpec,
+        is_public: bool = False,
+        is_from_file: bool = False,
     ) -> dict[str, Any]:
         """Compute a prefix and pin it.
 
@@ -52,6 +56,7 @@ class PrefixService:
             salt: Of the requests that may use it.
             spec: What to compute.
             is_public: Whether requests of every salt may.
+            is_from_file: Whether the next start will read of it again.
 
         Raises:
             PinError: It is malformed, too long, or may not be pinned.
@@ -63,6 +68,7 @@ class PrefixService:
             "token_ids": token_ids,
             "ttl_s": spec.ttl_s,
             "is_public": is_public,
+            "is_from_file": is_from_file,
         }
         if not spec.pin:
             await self._compute(salt, token_ids)
@@ -87,21 +93,33 @@ class PrefixService:
         """Describe the caller's prefixes."""
         return await self._ask("list", salt)
 
-    async def warm_all(self, prefixes: Sequence[FilePrefix]) -> None:
-        """Compute and pin the prefixes of a file; what cannot be is logged."""
+    async def start(self, prefixes: Sequence[FilePrefix]) -> None:
+        """Pin the prefixes of a file, then those that were pinned before a restart.
+
+        What cannot be is logged.
+        """
         for prefix in prefixes:
             spec = PrefixSpec(**prefix.model_dump(exclude={"cache_salt", "public"}))
-            try:
-                done = await self.warm(prefix.cache_salt, spec, prefix.public)
-            except PinError as error:
-                logger.error("Pool: prefix %s: %s", prefix.name, error)
-                continue
-            logger.info(
-                "Pool: prefix %s is %s (%d tokens)",
-                prefix.name,
-                done["state"],
-                done["tokens"],
-            )
+            salt = prefix.cache_salt
+            pinning = self.warm(salt, spec, prefix.public, is_from_file=True)
+            await self._log(prefix.name, pinning)
+        try:
+            restored = (await self._ask("restored", None))["keys"]
+        except PinError as error:
+            logger.error("Pool: %s", error)
+            return
+        for salt, name in restored:
+            await self._log(name, self.pin(salt, name))
+
+    async def _log(self, name: str, pinning: Awaitable[dict[str, Any]]) -> None:
+        try:
+            done = await pinning
+        except (PinError, ValueError) as error:  # ours, and vLLM's of a prompt
+            logger.error("Pool: prefix %s: %s", name, error)
+            return
+        logger.info(
+            "Pool: prefix %s is %s (%d tokens)", name, done["state"], done["tokens"]
+        )
 
     async def explain(self, salt: str | None, prompt: PromptSpec) -> dict[str, Any]:
         """Say what of a prompt is found, and where it leaves the caller's prefixes."""

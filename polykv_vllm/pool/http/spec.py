@@ -8,8 +8,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from polykv_vllm.errors import OptionError
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$"
+from polykv_vllm.pool.pins import MAX_TTL_S, NAME
 
 
 class PromptSpec(BaseModel):
@@ -34,7 +33,16 @@ class PromptSpec(BaseModel):
             raise ValueError("give either text or messages")
         if self.tools is not None and self.messages is None:
             raise ValueError("tools belong to messages")
+        if not all(_is_text(message.get("content")) for message in self.messages or ()):
+            raise ValueError("messages of a prefix have text only: no images or audio")
         return self
+
+
+def _is_text(content: Any) -> bool:
+    """Whether a message's content is text: what else there is would be fetched."""
+    if isinstance(content, list):
+        return all(isinstance(p, dict) and p.get("type") == "text" for p in content)
+    return content is None or isinstance(content, str)
 
 
 class PrefixSpec(PromptSpec):
@@ -48,7 +56,7 @@ class PrefixSpec(PromptSpec):
     """
 
     name: str = Field(pattern=NAME)
-    ttl_s: float | None = Field(default=None, gt=0)
+    ttl_s: float | None = Field(default=None, gt=0, le=MAX_TTL_S)
     pin: bool = True
 
 

@@ -28,12 +28,22 @@ class Group:
         ask: Gets the session and the directory with the models; returns the results.
         model: Directory below that one.
         options: Of `vllm.LLM`, beyond `session.OPTIONS`.
+        has_pool: Whether blocks are kept on disk, in a directory of its own.
 
     """
 
     ask: Callable[[Session, Path], dict[str, Any]] = requests.texts
     model: str = "llama"
     options: dict[str, Any] = field(default_factory=dict)
+    has_pool: bool = False
+
+    def options_in(self, directory: Path) -> dict[str, Any]:
+        """Return the options; what is kept on disk goes below the models."""
+        if not self.has_pool:
+            return self.options
+        ours = self.options["additional_config"]["polykv"]
+        pool = {"pool": {"path": str(directory / "pool")}}
+        return self.options | {"additional_config": {"polykv": ours | pool}}
 
 
 def drafts(num_tokens: int) -> dict[str, Any]:
@@ -64,6 +74,7 @@ GROUPS: dict[str, Group] = {
     "ngram 3": Group(requests.drafts, options=drafts(3)),
     "ngram 3, windows": Group(requests.drafts, "gemma", drafts(3)),
     "lora": Group(requests.adapters, options=LORA | SAME_KEYS),
+    "lora, pool": Group(requests.reloaded, options=LORA | SAME_KEYS, has_pool=True),
     "requests": Group(requests.kinds, options=REQUESTS),
     "chunks": Group(requests.chunks),
     "preemption": Group(requests.preemption, options=TINY | {"max_model_len": 320}),

@@ -77,7 +77,9 @@ def main(directory: str, path: str, *names: str) -> None:
     for name in names or GROUPS:
         group = GROUPS[name]
         results[name] = in_a_fork(
-            models / group.model, group.options, lambda s, g=group: g.ask(s, models)
+            models / group.model,
+            group.options_in(models),
+            lambda s, g=group: g.ask(s, models),
         )
     found: list[Sequence] = []
     map_sequences(results, found.append)

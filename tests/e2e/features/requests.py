@@ -2,6 +2,8 @@
 """What the engines are asked."""
 
 import json
+import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,33 @@ def adapters(session: Session, models: Path) -> Result:
     outputs = session.outputs([prompt] * 2, lora=loras, max_tokens=24)
     pairs = zip(outputs, ADAPTERS, strict=True)
     return result | {"together": [session.sequence(*pair) for pair in pairs]}
+
+
+def reloaded(session: Session, models: Path) -> Result:
+    """Files of an adapter that become another's, at the same path under the same name.
+
+    It is loaded again under a new id, then in place; in the end it is the first one
+    again, and the cache in memory is empty.
+    """
+    from vllm.lora.request import LoRARequest
+
+    north, south = ADAPTERS
+    path = models / "reloaded"
+
+    def ask(adapter: str, number: int, **options: Any) -> list[Sequence]:
+        shutil.copytree(models / adapter, path, dirs_exist_ok=True)
+        lora = LoRARequest("reloaded", number, str(path), **options)
+        return session.generate([PROMPTS[0]], adapter, lora, max_tokens=24)
+
+    result = {"first": ask(north, 1), "again": ask(north, 1)}
+    session.llm.llm_engine.remove_lora(1)
+    result["another"] = ask(south, 2)
+    result["another again"] = ask(south, 2)
+    result["in place"] = ask(north, 2, load_inplace=True)
+    result["in place again"] = ask(north, 2)
+    time.sleep(0.5)  # until it is written
+    session.llm.reset_prefix_cache()
+    return result | {"from disk": ask(north, 3)}
 
 
 def kinds(session: Session, models: Path) -> Result:

@@ -107,6 +107,26 @@ def test_adapters_do_not_share_blocks(results: Results) -> None:
     assert len({tuple(s.tokens) for s in result["alone"]}) == 3
 
 
+def test_a_reloaded_adapter_finds_nothing_of_the_old_one(results: Results) -> None:
+    """CASE 26: neither in memory, where vLLM's key is name and path, nor on disk."""
+    result = {name: one for name, (one,) in results["lora, pool"].items()}
+    hit = (len(PROMPTS[0]) - 1) // BLOCK_SIZE * BLOCK_SIZE
+    assert {name: one.cached for name, one in result.items()} == {
+        "first": 0,
+        "again": hit,
+        "another": 0,
+        "another again": hit,
+        # Nothing says when the engine has the new files: nothing is shared.
+        "in place": 0,
+        "in place again": 0,
+        "from disk": hit,
+    }
+    north, south = result["first"].tokens, result["another"].tokens
+    assert north != south
+    for name, one in result.items():
+        assert one.tokens == (south if "another" in name else north), name
+
+
 def test_embeddings_as_prompts(results: Results) -> None:
     miss, hit = results["requests"]["embeddings"]
     assert (miss.cached, hit.cached) == (0, 96)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from polykv_vllm.pool import adapters
 from polykv_vllm.pool.disk.directory import block_path
 from polykv_vllm.pool.disk.messages import RankAnswer
 from polykv_vllm.pool.disk.planner import Planner
@@ -17,6 +18,7 @@ PROMPT = list(range(100))
 @pytest.fixture
 def planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Planner:
     monkeypatch.setenv("POLYKV_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(adapters, "_seen", {})
     planner = Planner(BLOCK)
     for rank in ("rank0", "rank1"):
         (tmp_path / rank).mkdir()
@@ -30,7 +32,8 @@ def request(adapter: Path | None = None, **options: Any) -> Any:
     from vllm.v1.request import Request
 
     sampling = SamplingParams(max_tokens=1, **options.pop("sampling", {}))
-    lora = None if adapter is None else LoRARequest(adapter.name, 1, str(adapter))
+    number = options.pop("number", 1)
+    lora = LoRARequest(adapter.name, number, str(adapter)) if adapter else None
     return Request("r", PROMPT, sampling, None, lora_request=lora, **options)
 
 
@@ -100,8 +103,7 @@ def test_an_adapter_reloaded_under_its_name_is_another(
     (adapter / file).write_text("other content")
     # The engine may still have the old one loaded: it is not served at all.
     assert planner._context(request(adapter)) is None
-    restarted = Planner(BLOCK)
-    second = restarted._context(request(adapter))
+    second = planner._context(request(adapter, number=2))
     assert second is not None and second != first
 
 

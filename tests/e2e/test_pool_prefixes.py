@@ -3,15 +3,13 @@
 
 import contextlib
 import http.client
-import json
 import os
 import signal
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -23,18 +21,27 @@ from polykv_vllm.pool.http.page import PAGE
 from polykv_vllm.process import group_members
 from polykv_vllm.server import VllmServer
 from tests.browser import WIDE, browser
+from tests.e2e.pool_server import (
+    BLOCK,
+    KEY,
+    MESSAGES,
+    NUM_TOKENS,
+    SYSTEM,
+    call,
+    chat,
+    complete,
+    flood,
+    pool_metric,
+    prefixes,
+    start,
+    wait_for,
+    warm,
+)
 from tests.evaluate.byte_tokenizer import byte_tokenizer
 from tests.random_models import save_model
 
-KEY = "secret"
-BLOCK = 32
-SYSTEM = "You are a helpful assistant. " * 20  # a token for each letter
-MESSAGES = [{"role": "system", "content": SYSTEM}]
-NUM_TOKENS = len("<s>[system]") - 2 + len(SYSTEM)
 PUBLIC = "Who reads this shares it, and says the rest alone. " * 2
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/secret"}}
-CACHE_BYTES = 512 << 10
-"""About 60 blocks of 32 tokens: 3 layers, 1 KV head, 92 bytes."""
 
 
 @pytest.fixture(scope="module")
@@ -53,95 +60,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def start(directory: Path, log: str) -> VllmServer:
-    prompts, pool = directory / "prompts.yaml", directory / "pool"
-    options = {"pool": {"prefixes": str(prompts), "path": str(pool)}}
-    arguments = [
-        *(str(directory / "model"), "--enforce-eager", "--kv-cache-dtype", "polykv"),
-        *("--kv-cache-memory-bytes", str(CACHE_BYTES), "--max-model-len", "800"),
-        *("--block-size", str(BLOCK), "--served-model-name", "tiny"),
-        *("--api-key", KEY, "--dtype", "float32", "--enable-prompt-tokens-details"),
-        *("--additional-config", json.dumps({"polykv": options})),
-    ]
-    environment = {"VLLM_PLUGINS": "polykv", "VLLM_SERVER_DEV_MODE": "1"}
-    return VllmServer(arguments, directory / log, environment)
-
-
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[VllmServer]:
     with start(directory, "log") as server:
-        server.wait_until_healthy()
+        server.wait_until_healthy(timeout_s=550)
         yield server
-
-
-def call(
-    server: VllmServer,
-    method: str,
-    path: str,
-    body: Any = None,
-    salt: str | None = None,
-    key: str | None = KEY,
-) -> tuple[int, Any]:
-    headers = {"Content-Type": "application/json"}
-    headers |= {"Authorization": f"Bearer {key}"} if key else {}
-    headers |= {"X-Cache-Salt": salt} if salt else {}
-    data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    request = urllib.request.Request(server.base_url + path, data, headers)
-    request.method = method
-    try:
-        with urllib.request.urlopen(request, timeout=240) as reply:
-            text = reply.read()
-            is_json = reply.headers.get_content_type() == "application/json"
-            return reply.status, json.loads(text) if text and is_json else text
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
-
-
-def prefixes(server: VllmServer, salt: str | None = None) -> dict[str, Any]:
-    status, found = call(server, "GET", "/v1/polykv/prefixes", salt=salt)
-    assert status == 200
-    return {prefix["name"]: prefix for prefix in found["prefixes"]}
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
-def warm(server: VllmServer, name: str, salt: str | None = None, **body: Any) -> Any:
-    given = {"name": name} | (body or {"messages": MESSAGES})
-    return call(server, "POST", "/v1/polykv/prefixes", given, salt)
-
-
-def chat(server: VllmServer, question: str, salt: str | None = None) -> int:
-    """Ask; return how many tokens were cached."""
-    body = {
-        "model": "tiny",
-        "messages": [*MESSAGES, {"role": "user", "content": question}],
-        "max_tokens": 2,
-    }
-    body |= {"cache_salt": salt} if salt else {}
-    status, reply = call(server, "POST", "/v1/chat/completions", body)
-    assert status == 200, reply
-    details = reply["usage"].get("prompt_tokens_details") or {}
-    return int(details.get("cached_tokens", 0))
-
-
-def flood(server: VllmServer, seed: int = 0) -> None:
-    """Send unique prompts of ten times the cache."""
-    num_tokens = 0
-    number = seed
-    while num_tokens < 10 * 60 * BLOCK:
-        prompts = [[(number + i) * 7 % 250 + 1] * 700 for i in range(8)]
-        for i, prompt in enumerate(prompts):
-            prompt[:4] = [1 + (number + i) % 250, 1 + (number + i) // 250, seed + 1, 9]
-        number += len(prompts)
-        body = {"model": "tiny", "prompt": prompts, "max_tokens": 1}
-        status, reply = call(server, "POST", "/v1/completions", body)
-        assert status == 200, reply
-        num_tokens += 700 * len(prompts)
 
 
 def routes() -> list[tuple[str, str]]:
@@ -211,14 +134,6 @@ def test_a_prefix_for_a_salt(server: VllmServer) -> None:
     path = "/v1/polykv/prefixes/short"
     assert call(server, "DELETE", path, salt="tenant")[0] == 200
     assert list(prefixes(server, "tenant")) == ["everyone"]
-
-
-def complete(server: VllmServer, prompt: str, salt: str) -> int:
-    body = {"model": "tiny", "prompt": prompt, "max_tokens": 1, "cache_salt": salt}
-    status, reply = call(server, "POST", "/v1/completions", body)
-    assert status == 200, reply
-    details = reply["usage"].get("prompt_tokens_details") or {}
-    return int(details.get("cached_tokens", 0))
 
 
 def test_a_public_prefix_is_shared_below_private_suffixes(server: VllmServer) -> None:
@@ -345,15 +260,6 @@ def test_pins_are_on_metrics(server: VllmServer) -> None:
     assert held < cap == found["cache"]["pin_cap_bytes"]
 
 
-def pool_metric(metrics: str, name: str) -> float:
-    (line,) = (
-        line
-        for line in metrics.splitlines()
-        if line.startswith(f"vllm:polykv_pool_{name}{{")
-    )
-    return float(line.rsplit(" ", 1)[1])
-
-
 def test_prefixes_that_share_blocks_lie_below_each_other(server: VllmServer) -> None:
     longer = PUBLIC + "of a tenant " * 4
     assert warm(server, "below", "tenant", text=longer)[1]["state"] == "pinned"
@@ -434,7 +340,7 @@ def restarted(server: VllmServer, directory: Path) -> Iterator[VllmServer]:
     hostile.write_text(files[0].read_text())
     hostile.chmod(0o600)
     with start(directory, "log-2") as again:
-        again.wait_until_healthy()
+        again.wait_until_healthy(timeout_s=550)
         yield again
 
 

@@ -2,11 +2,13 @@
 """Which requests the pool serves, and under which names."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from polykv_vllm.pool import adapters
+from polykv_vllm.pool import adapters, public
+from polykv_vllm.pool.disk.content import ContentNames, Context
 from polykv_vllm.pool.disk.directory import block_path
 from polykv_vllm.pool.disk.messages import RankAnswer
 from polykv_vllm.pool.disk.planner import Planner
@@ -50,8 +52,6 @@ def store(planner: Planner, asked: Any, ranks: tuple[int, ...], count: int) -> N
     """Put files where the first blocks of a request are looked for."""
     context = planner._context(asked)
     assert context is not None
-    from polykv_vllm.pool.disk.content import ContentNames
-
     for name in ContentNames(context, BLOCK).names(PROMPT, count):
         for rank in ranks:
             path = block_path(planner._ranks[rank], name)
@@ -84,6 +84,26 @@ def test_the_last_token_is_always_computed(planner: Planner) -> None:
 def test_a_request_that_reads_no_cache(planner: Planner) -> None:
     store(planner, request(), (0, 1), 3)
     assert find(planner, request(sampling={"prompt_logprobs": 0})) == 0
+
+
+def test_what_a_reset_will_remove_is_not_found(planner: Planner) -> None:
+    store(planner, request(), (0, 1), 3)
+    planner.clear()
+    assert find(planner, request()) == planner.num_on_disk(None, PROMPT, 0) == 0
+    assert planner.orders({}).clear  # the step that removes it
+    assert find(planner, request()) == 3 * BLOCK
+
+
+def test_pins_below_a_public_prefix_stay_on_disk(planner: Planner) -> None:
+    """Their names have the salt in the first private block, as those of requests."""
+    prefix = SimpleNamespace(salt="a", token_ids=PROMPT, held=[0, 0, 0])
+    planner.pins = SimpleNamespace(version=1, prefixes={"p": prefix})
+    public.add(PROMPT[:BLOCK], BLOCK)
+    try:
+        pinned = planner.orders({}).pinned
+    finally:
+        public.remove(PROMPT[:BLOCK])
+    assert pinned == ContentNames(Context("a", None, 1), BLOCK).names(PROMPT, 3)
 
 
 def test_one_worker_without_a_store_switches_all_off(tmp_path: Path) -> None:

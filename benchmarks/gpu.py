@@ -24,10 +24,9 @@ from polykv_vllm.formats import FORMATS, FormatSpec, TileLayout
 from polykv_vllm.formats.gpu_layout import GpuTileLayout, byte_permutation
 from polykv_vllm.kernels.triton import launch
 from polykv_vllm.kernels.triton.interpret import speed_up_interpreter
-from polykv_vllm.kernels.triton.plan import AttentionPlan, build_plan
+from polykv_vllm.kernels.triton.plan import AttentionPlan, build_plan, plan_bounds
 from polykv_vllm.keys import KeyTransform
 from polykv_vllm.reference import attention, cache
-from polykv_vllm.reference.forest import shared_segments
 
 BLOCK = 128
 SHAPES = ((32, 8, 128), (64, 8, 128))
@@ -144,18 +143,11 @@ def make_plan(
 ) -> AttentionPlan:
     """Return a plan on the device; `shared` looks for common prefixes."""
     starts = torch.tensor([0, *queries]).cumsum(0).int()
-    segments = readers = None
-    if shared:
-        found = shared_segments(table.tolist(), lens, queries, BLOCK, group)
-        flat, rows = [], []
-        for begin, end, members in found:
-            rows.append([begin, end, len(flat), len(members)])
-            flat += members
-        segments = torch.tensor(rows, dtype=torch.int32).reshape(-1, 4)
-        readers = torch.tensor(flat, dtype=torch.int32)
+    seq_lens = torch.tensor(lens).int()
     return build_plan(
-        table, torch.tensor(lens).int(), starts, group, -1, segments, readers, device
-    )
+        table.to(device), seq_lens.to(device), starts.to(device), group, BLOCK,
+        bounds=plan_bounds(seq_lens, starts, group, -1), share=shared,
+    )  # fmt: skip
 
 
 def check_format(fmt: FormatSpec, head_dim: int, device: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ The operations look up (op, device, isa) in one table; a missing entry raises an
 what exists. Nothing here imports vllm.
 """
 
-from polykv_vllm.ops.batch import AttentionBatch
+from polykv_vllm.ops.batch import AttentionBatch, DeviceBatch
 from polykv_vllm.ops.dispatch import (
     available_isas,
     compiled_isas,
@@ -29,6 +29,7 @@ __all__ = [
     "TILE_TOKENS",
     "WINDOW_PAGE_TOKENS",
     "AttentionBatch",
+    "DeviceBatch",
     "LogitTerms",
     "PrefixForest",
     "RawRows",

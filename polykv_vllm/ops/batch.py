@@ -71,16 +71,69 @@ class AttentionBatch:
         object.__setattr__(self, "fields", tuple(fields.items()))
 
 
+@dataclass(frozen=True, eq=False)
+class DeviceBatch:
+    """One batch whose tensors are on a GPU, for kernels that never wait for the host.
+
+    Attributes:
+        block_table: `[num_reqs, max_num_blocks]` int32 on the GPU.
+        seq_lens: `[num_reqs]` int32 on the GPU, the query tokens included.
+        query_start_loc: `[num_reqs + 1]` int32 on the GPU, offsets into the query rows.
+        host_seq_lens: `[num_reqs]` int32 on the CPU; each at least the true length.
+        host_query_start_loc: Like `query_start_loc`, on the CPU.
+        share: Whether blocks that several requests have are read once for all of them.
+
+    Raises:
+        ValueError: Shapes, dtypes or devices do not fit.
+
+    """
+
+    block_table: torch.Tensor
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    host_seq_lens: torch.Tensor
+    host_query_start_loc: torch.Tensor
+    share: bool = True
+
+    def __post_init__(self) -> None:
+        """Check shapes, dtypes and devices; nothing is read from the device."""
+        check_batch(
+            self.block_table,
+            self.host_seq_lens,
+            self.host_query_start_loc,
+            device=self.block_table.device.type,
+        )
+        for name, device, host in (
+            ("seq_lens", self.seq_lens, self.host_seq_lens),
+            ("query_start_loc", self.query_start_loc, self.host_query_start_loc),
+        ):
+            check_index(name, device, torch.int32, 1, self.block_table.device.type)
+            if device.shape != host.shape:
+                raise ValueError(
+                    f"{name} has {device.shape[0]} entries on the device and "
+                    f"{host.shape[0]} on the host"
+                )
+
+
 def check_batch(
-    block_table: torch.Tensor, seq_lens: torch.Tensor, query_start_loc: torch.Tensor
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    device: str = "cpu",
 ) -> None:
     """Check the tensors that describe a batch; their values are the library's task.
+
+    Args:
+        block_table: On `device`, the others on the CPU.
+        seq_lens: See `AttentionBatch`.
+        query_start_loc: See `AttentionBatch`.
+        device: Type of the block table's device.
 
     Raises:
         ValueError: One has another dtype, device or stride, or they do not fit.
 
     """
-    check_index("block_table", block_table, torch.int32, 2)
+    check_index("block_table", block_table, torch.int32, 2, device)
     check_index("seq_lens", seq_lens, torch.int32, 1)
     check_index("query_start_loc", query_start_loc, torch.int32, 1)
     num_reqs = seq_lens.shape[0]

@@ -28,7 +28,11 @@ from polykv_vllm.kernels.triton.attend import (
     prepare_kernel,
 )
 from polykv_vllm.kernels.triton.config import INTERPRETER, DeviceConfig, device_config
-from polykv_vllm.kernels.triton.plan import AttentionPlan, build_plan
+from polykv_vllm.kernels.triton.plan import (
+    AttentionPlan,
+    build_plan,
+    plan_bounds,
+)
 from polykv_vllm.kernels.triton.scratch import SCRATCH, heads_in_flight
 from polykv_vllm.kernels.triton.store import store_kernel
 from polykv_vllm.kernels.triton.tile import Tile
@@ -38,6 +42,11 @@ PROGRAMS_PER_PROCESSOR = 8
 PREPARE_ROWS = 8
 
 _LOG2_E = 1.44269504
+
+# By batch, then by shape of the layer.
+_PLANS: weakref.WeakKeyDictionary[Any, dict[tuple[int, int, int], AttentionPlan]] = (
+    weakref.WeakKeyDictionary()
+)
 # The reference and the CPU kernels multiply and add in two roundings.
 _EXACT = {"enable_fp_fusion": False}
 
@@ -144,9 +153,6 @@ class LayerAttention:
         self._transform = key_transform or KeyTransform()
         check_transform(self._transform)
         self._multipliers = self._transform.scales
-        self._plans: weakref.WeakKeyDictionary[Any, AttentionPlan] = (
-            weakref.WeakKeyDictionary()
-        )
 
     def __call__(
         self,
@@ -156,17 +162,18 @@ class LayerAttention:
         batch: Any,
         raw: Any = None,
     ) -> None:
-        """Attend; `batch` is an `ops.AttentionBatch`, other arguments as in ops."""
-        if raw is not None or batch.windows is not None:
+        """Attend; `batch` is an `ops.AttentionBatch`, or an `ops.DeviceBatch`.
+
+        Other arguments as in ops.
+        """
+        if raw is not None or getattr(batch, "windows", None) is not None:
             raise NotImplementedError(
                 "the Triton kernels have no full-precision windows; isa 'reference' "
                 "has, on the CPU"
             )
-        plan = self._plans.get(batch)
-        if plan is None:
-            group = query.shape[1] // kv_cache.shape[1]
-            plan = plan_of(batch, group, self._window, query.device)
-            self._plans[batch] = plan
+        group = query.shape[1] // kv_cache.shape[1]
+        block_size = kv_cache.shape[2]
+        plan = plan_of(batch, group, block_size, self._window, query.device)
         self.run(query, kv_cache, output, plan)
 
     def run(
@@ -316,17 +323,26 @@ class LayerAttention:
 
 
 def plan_of(
-    batch: Any, group: int, window: int, device: torch.device | str
+    batch: Any, group: int, block_size: int, window: int, device: torch.device
 ) -> AttentionPlan:
-    """Return the plan of an `ops.AttentionBatch`."""
-    forest = batch.forest
-    return build_plan(
-        batch.block_table,
-        batch.seq_lens,
-        batch.query_start_loc,
-        group,
-        window,
-        None if forest is None else forest.segments,
-        None if forest is None else forest.readers,
-        device,
-    )
+    """Return the plan of an `ops.AttentionBatch` or `ops.DeviceBatch`.
+
+    It is made once for all layers of the same shape.
+    """
+    plans = _PLANS.setdefault(batch, {})
+    key = (group, block_size, window)
+    if key not in plans:
+        is_device = hasattr(batch, "host_seq_lens")
+        seq_lens = batch.host_seq_lens if is_device else batch.seq_lens
+        starts = batch.host_query_start_loc if is_device else batch.query_start_loc
+        plans[key] = build_plan(
+            batch.block_table.to(device),
+            batch.seq_lens.to(device),
+            batch.query_start_loc.to(device),
+            group,
+            block_size,
+            window,
+            bounds=plan_bounds(seq_lens, starts, group, window),
+            share=batch.share if is_device else batch.forest is not None,
+        )
+    return plans[key]

@@ -1,26 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch as work lists: what `attend_kernel` and `finish_kernel` go through.
 
-Built once for all layers, on the host, from block tables and lengths. The lists have
-fixed capacity and their lengths are read on the device, so a launch's grid does not
-depend on the batch.
+Built once for all layers with plain torch operations on the device of the block
+tables, which the host neither reads nor waits for: it knows bounds, and from them the
+capacity of each list. The lists' lengths are on the device, so a launch's grid does
+not depend on what the batch shares. The same operations run on a CPU.
 
-A request whose query rows fit one item is split: every split of 512 tokens is an item
-with a state of its own, and a split that several such requests read from the same
-blocks is one item with the rows of them all (the prefix forest says which; a segment
-counts in whole splits, its ragged ends are everyone's own). A longer chunk of a prompt
-is chained: one item for each block of its rows, one state.
+A request whose query rows fit one item is split: it has a state for every split of 512
+tokens. (token, split) pairs that read the same blocks are one item, whoever the tokens
+belong to: shared prefixes are found split by split from the block tables, so nested
+ones need no tree. A longer chunk of a prompt is chained: one item for each block of
+its rows, one state.
 """
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from polykv_vllm.kernels.triton.config import LARGE_ROWS, small_rows
 
 SPLIT_TOKENS = 512
-TILE_TOKENS = 128
 ITEM_FIELDS = 6
 
 
@@ -39,7 +38,7 @@ class AttentionPlan:
 
     Attributes:
         block_table: `[num_reqs, max_num_blocks]`.
-        lists: Work lists, those of small items first.
+        lists: Work lists, those of small items first, chunks of prompts last.
         item_tokens: Tokens of the items.
         tokens: Rows of the query that belong to requests.
         num_tokens: `[1]`, how many of `tokens` count.
@@ -47,7 +46,7 @@ class AttentionPlan:
         token_slot: Where its partial states begin.
         token_parts: How many it has.
         token_split: The split of its first one.
-        num_slots: Slots of partial states.
+        num_slots: Slots of partial states, at least as many as the batch needs.
         group: Query heads per KV head, for which the lists were made.
         window: Sliding window or -1.
 
@@ -67,32 +66,55 @@ class AttentionPlan:
     window: int
 
 
-class _Builder:
-    """Collects items and their tokens."""
+@dataclass(frozen=True)
+class PlanBounds:
+    """What the host knows of a batch: capacities, and which lists stay empty.
 
-    def __init__(self, group: int) -> None:
-        self.group, self.small = group, small_rows(group)
-        self.items: dict[int, list[tuple[int, ...]]] = {self.small: [], LARGE_ROWS: []}
-        self.item_tokens: list[int] = []
+    Attributes:
+        num_tokens: Rows of the query, exactly.
+        num_slots: Partial states, at most.
+        num_chunks: Items of chunks of prompts, exactly.
+        splits: Splits of the longest request, at most.
+        largest_rows: Most query rows that a request that is split has.
 
-    def tokens(self, tokens: "np.ndarray | range") -> int:
-        """Append tokens; return where they begin."""
-        first = len(self.item_tokens)
-        self.item_tokens.extend(int(token) for token in tokens)
-        return first
+    """
 
-    def add(
-        self, request: int, first: int, count: int, splits: range, chained: bool
-    ) -> None:
-        """Add one item for each split, or one for all if chained."""
-        rows = self.small if count * self.group <= self.small else LARGE_ROWS
-        items = self.items[rows]
-        if chained:
-            if len(splits):
-                items.append((request, first, count, splits.start, splits.stop, 1))
-            return
-        for split in splits:
-            items.append((request, first, count, split, split + 1, 0))
+    num_tokens: int
+    num_slots: int
+    num_chunks: int
+    splits: int
+    largest_rows: int
+
+
+def plan_bounds(
+    seq_lens: torch.Tensor, query_start_loc: torch.Tensor, group: int, window: int
+) -> PlanBounds:
+    """Return the bounds of a batch.
+
+    Args:
+        seq_lens: `[num_reqs]` on the CPU, each at least the request's length.
+        query_start_loc: `[num_reqs + 1]` on the CPU, exact.
+        group: Query heads per KV head.
+        window: Sliding window or -1.
+
+    """
+    queries = query_start_loc.diff().long()
+    splits = torch.where(queries > 0, _splits(seq_lens.long()), 0)
+    parts = splits
+    if window > 0:
+        # A window touches one split more than it fills.
+        parts = splits.minimum(_splits(window + queries) + 1)
+    chained = queries * group > LARGE_ROWS
+    most = LARGE_ROWS // group
+    chunks = torch.where(chained, (queries + most - 1) // most, 0)
+    own = torch.where(chained, 0, queries)
+    return PlanBounds(
+        int(query_start_loc[-1]),
+        max(int(torch.where(chained, queries, queries * parts).sum()), 1),
+        int(chunks.sum()),
+        int(torch.where(chained, 0, splits).max()) if len(queries) else 0,
+        int(own.max()) * group if len(queries) else 0,
+    )
 
 
 def build_plan(
@@ -100,25 +122,27 @@ def build_plan(
     seq_lens: torch.Tensor,
     query_start_loc: torch.Tensor,
     group: int,
+    block_size: int,
     window: int = -1,
-    segments: torch.Tensor | None = None,
-    readers: torch.Tensor | None = None,
-    device: torch.device | str = "cpu",
+    *,
+    bounds: PlanBounds | None = None,
+    share: bool = True,
 ) -> AttentionPlan:
-    """Build the work lists of a batch.
+    """Build the work lists of a batch, without waiting for its device.
 
     Args:
-        block_table: `[num_reqs, max_num_blocks]` int32, on the CPU or the device.
-        seq_lens: `[num_reqs]` int32 on the CPU, the query tokens included.
-        query_start_loc: `[num_reqs + 1]` int32 on the CPU.
+        block_table: `[num_reqs, max_num_blocks]` int32.
+        seq_lens: `[num_reqs]` int32 on the same device, the query tokens included.
+        query_start_loc: `[num_reqs + 1]` int32 on the same device.
         group: Query heads per KV head.
+        block_size: Tokens per block.
         window: Sliding window or -1.
-        segments: `PrefixForest.segments`, of the same batch and window.
-        readers: `PrefixForest.readers`.
-        device: Where the cache is.
+        bounds: What the host knows; needed unless the tensors are on the CPU.
+        share: Whether to look for splits that requests have in common.
 
     Raises:
         NotImplementedError: A token's query heads of one KV head do not fit an item.
+        ValueError: `bounds` are needed and missing.
 
     """
     if group > LARGE_ROWS:
@@ -126,132 +150,202 @@ def build_plan(
             f"{group} query heads per KV head; the Triton kernels take up to "
             f"{LARGE_ROWS}"
         )
-    starts = query_start_loc.numpy().astype(np.int64)
-    lens = seq_lens.numpy().astype(np.int64)
-    per_token = _token_arrays(starts, lens, group, window)
-    builder = _Builder(group)
-    covered = _shared_items(builder, starts, segments, readers)
-    for request, length in enumerate(lens.tolist()):
-        first, last = int(starts[request]), int(starts[request + 1])
-        if first == last:
-            continue
-        if (last - first) * group > LARGE_ROWS:
-            _chained_items(builder, request, first, last, per_token["end"], window)
-            continue
-        begin = int(per_token["split"][first])
-        own = builder.tokens(range(first, last))
-        for split in range(begin, -(-length // SPLIT_TOKENS)):
-            if (request, split) not in covered:
-                builder.add(
-                    request, own, last - first, range(split, split + 1), chained=False
-                )
-    return _to_device(builder, block_table, per_token, group, window, device)
-
-
-def _token_arrays(
-    starts: np.ndarray, lens: np.ndarray, group: int, window: int
-) -> dict[str, np.ndarray]:
-    """Return what is known of each row of the query, and the rows in use."""
-    count = int(starts[-1]) if len(starts) else 0
-    queries = np.diff(starts)
-    request = np.repeat(np.arange(len(lens)), queries)
-    tokens = np.arange(starts[0] if len(starts) else 0, count)
-    end = lens[request] - queries[request] + (tokens - starts[request]) + 1
-    # All rows of a request have their first state at the split of its first row.
-    first_end = lens - queries + 1
-    begin = np.maximum(first_end - window, 0) if window > 0 else np.zeros_like(lens)
-    split = begin // SPLIT_TOKENS
-    chained = queries * group > LARGE_ROWS
-    parts = np.where(chained, 1, -(-lens // SPLIT_TOKENS) - split)[request]
-    out = {"tokens": tokens}
-    slots = np.cumsum(parts) - parts
-    for name, values in (
-        ("end", end),
-        ("parts", parts),
-        ("slot", slots),
-        ("split", split[request]),
-    ):
-        full = np.zeros(max(count, 1), dtype=np.int64)
-        full[tokens] = values
-        out[name] = full
-    out["num_slots"] = np.asarray(max(int(parts.sum()), 1))
-    return out
-
-
-def _shared_items(
-    builder: _Builder,
-    starts: np.ndarray,
-    segments: torch.Tensor | None,
-    readers: torch.Tensor | None,
-) -> set[tuple[int, int]]:
-    """Add the splits that requests read together; return (request, split) of them."""
-    covered: set[tuple[int, int]] = set()
-    if segments is None or readers is None:
-        return covered
-    tiles = SPLIT_TOKENS // TILE_TOKENS
-    most = LARGE_ROWS // builder.group
-    for begin, end, first, count in segments.tolist():
-        splits = range(-(-begin // tiles), end // tiles)
-        if not len(splits):
-            continue
-        requests = readers[first : first + count].tolist()
-        tokens = np.concatenate([np.arange(starts[r], starts[r + 1]) for r in requests])
-        for i in range(0, len(tokens), most):
-            chunk = tokens[i : i + most]
-            at = builder.tokens(chunk)
-            builder.add(requests[0], at, len(chunk), splits, chained=False)
-        covered |= {(request, split) for request in requests for split in splits}
-    return covered
-
-
-def _chained_items(
-    builder: _Builder,
-    request: int,
-    first: int,
-    last: int,
-    ends: np.ndarray,
-    window: int,
-) -> None:
-    most = LARGE_ROWS // builder.group
-    own = builder.tokens(range(first, last))
-    for token in range(first, last, most):
-        count = min(most, last - token)
-        begin = max(int(ends[token]) - window, 0) if window > 0 else 0
-        end = int(ends[token + count - 1])
-        at = own + token - first
-        splits = range(begin // SPLIT_TOKENS, -(-end // SPLIT_TOKENS))
-        builder.add(request, at, count, splits, chained=True)
-
-
-def _to_device(
-    builder: _Builder,
-    block_table: torch.Tensor,
-    per_token: dict[str, np.ndarray],
-    group: int,
-    window: int,
-    device: torch.device | str,
-) -> AttentionPlan:
-    def tensor(values: "np.ndarray | list[int]") -> torch.Tensor:
-        return torch.as_tensor(np.asarray(values), dtype=torch.int32).to(device)
-
-    lists = []
-    for rows, items in builder.items.items():
-        # The longest first: they end last.
-        items.sort(key=lambda item: item[3] - item[4])
-        table = np.asarray(items, dtype=np.int32).reshape(-1, ITEM_FIELDS)
-        lists.append(WorkList(tensor(table), tensor([len(items)]), rows))
-    tokens = per_token["tokens"]
+    if bounds is None:
+        if block_table.device.type != "cpu":
+            raise ValueError("a plan for tensors on a GPU needs bounds from the host")
+        bounds = plan_bounds(seq_lens, query_start_loc, group, window)
+    requests = _Requests(seq_lens, query_start_loc, group, window)
+    tokens = _Tokens(requests, bounds.num_tokens)
+    share = share and bounds.splits > 0 and len(seq_lens) > 1
+    leaders = (
+        _leaders(requests, block_table, block_size, bounds.splits) if share else None
+    )
+    split_lists, split_tokens = _split_items(requests, tokens, leaders, bounds, group)
+    lists = (
+        *split_lists,
+        _chained_items(requests, tokens, bounds, group, window),
+    )
+    index = tokens.index
     return AttentionPlan(
-        block_table.to(device),
-        tuple(lists),
-        tensor(builder.item_tokens),
-        tensor(tokens),
-        tensor([len(tokens)]),
-        tensor(per_token["end"]),
-        tensor(per_token["slot"]),
-        tensor(per_token["parts"]),
-        tensor(per_token["split"]),
-        int(per_token["num_slots"]),
+        block_table,
+        lists,
+        torch.cat((split_tokens, index)).int(),
+        (index + requests.starts[:1]).int(),
+        (requests.starts[-1:] - requests.starts[:1]).int(),
+        tokens.end.int(),
+        tokens.slot.int(),
+        tokens.parts.int(),
+        requests.first_split[tokens.request].int(),
+        bounds.num_slots,
         group,
         window,
     )
+
+
+def _splits(tokens: torch.Tensor) -> torch.Tensor:
+    return (tokens + SPLIT_TOKENS - 1) // SPLIT_TOKENS
+
+
+class _Requests:
+    """By request, int64: lengths, splits, and whether its rows are chained."""
+
+    def __init__(
+        self,
+        seq_lens: torch.Tensor,
+        query_start_loc: torch.Tensor,
+        group: int,
+        window: int,
+    ) -> None:
+        self.starts = query_start_loc.long()
+        self.queries = self.starts.diff()
+        self.used = self.queries > 0
+        # Of padding nothing is read, so its length may be anything.
+        lens = torch.where(self.used, seq_lens.long(), 0)
+        self.first_end = lens - self.queries + 1
+        begin = torch.zeros_like(lens)
+        if window > 0:
+            begin = (self.first_end - window).clamp(min=0)
+        self.first_split = begin // SPLIT_TOKENS
+        self.chained = self.queries * group > LARGE_ROWS
+        parts = torch.where(self.chained, 1, _splits(lens) - self.first_split)
+        self.parts = torch.where(self.used, parts, 0)
+        self.number = torch.arange(len(lens), device=lens.device)
+
+
+class _Tokens:
+    """By row of the query, int64: its request, its last key, its states."""
+
+    def __init__(self, requests: _Requests, count: int) -> None:
+        starts = requests.starts
+        self.index = torch.arange(count, device=starts.device)
+        found = torch.searchsorted(starts[1:].contiguous(), self.index, right=True)
+        self.request = found.clamp(max=len(requests.queries) - 1)
+        self.offset = self.index - starts[self.request]
+        self.valid = (self.offset >= 0) & (self.index < starts[-1])
+        end = requests.first_end[self.request] + self.offset
+        self.end = torch.where(self.valid, end, 0)
+        self.parts = torch.where(self.valid, requests.parts[self.request], 0)
+        self.slot_end = self.parts.cumsum(0)
+        self.slot = self.slot_end - self.parts
+
+
+def _leaders(
+    requests: _Requests, block_table: torch.Tensor, block_size: int, splits: int
+) -> torch.Tensor:
+    """Return `[num_reqs, splits]`: the first request that reads the same blocks.
+
+    Only splits count that all rows of both see to their end. Requests are matched by a
+    split's last block, then all its blocks are compared: copies of a prefix may differ
+    in bits, and a row's result must not.
+    """
+    split = torch.arange(splits, device=block_table.device)
+    first = split * SPLIT_TOKENS // block_size
+    last = ((split + 1) * SPLIT_TOKENS - 1) // block_size
+    span = torch.arange(-(-SPLIT_TOKENS // block_size) + 1, device=split.device)
+    columns = (first[:, None] + span).minimum(last[:, None])
+    blocks = block_table[:, columns.clamp(max=block_table.shape[1] - 1)]
+    whole = (split + 1) * SPLIT_TOKENS <= requests.first_end[:, None]
+    whole &= (requests.used & ~requests.chained)[:, None]
+    alone = (1 << 32) + requests.number[:, None]  # no block has such a number
+    key = torch.where(whole, blocks[..., -1].long(), alone).t().contiguous()
+    key, order = key.sort(dim=1, stable=True)
+    place = requests.number.expand_as(key)
+    fresh = torch.ones_like(key, dtype=torch.bool)
+    fresh[:, 1:] = key[:, 1:] != key[:, :-1]
+    start = torch.where(fresh, place, 0).cummax(dim=1).values
+    leader = torch.empty_like(order).scatter_(1, order, order.gather(1, start)).t()
+    same = (blocks == blocks[leader, split]).all(dim=-1)
+    return torch.where(same, leader, requests.number[:, None])
+
+
+def _split_items(
+    requests: _Requests,
+    tokens: _Tokens,
+    leaders: torch.Tensor | None,
+    bounds: PlanBounds,
+    group: int,
+) -> tuple[tuple[WorkList, WorkList], torch.Tensor]:
+    """Return the lists of (token, split) pairs, small and large, and their tokens.
+
+    Pairs with the same split and leader become neighbours; every `LARGE_ROWS` rows of
+    them are an item.
+    """
+    capacity, most = bounds.num_slots, LARGE_ROWS // group
+    place = torch.arange(capacity, device=tokens.index.device)
+    if bounds.num_tokens == 0 or bounds.largest_rows == 0:
+        empty = (_no_items(place, small_rows(group)), _no_items(place, LARGE_ROWS))
+        return empty, place[:0]
+    num_reqs = len(requests.queries)
+    owner = torch.searchsorted(tokens.slot_end, place, right=True)
+    owner = owner.clamp(max=bounds.num_tokens - 1)
+    request = tokens.request[owner]
+    split = requests.first_split[request] + place - tokens.slot[owner]
+    real = (place < tokens.slot_end[-1]) & ~requests.chained[request]
+    leader = request
+    if leaders is not None:
+        # Splits past the bound do not exist: their pairs are not real.
+        leader = leaders[request, split.clamp(max=bounds.splits - 1)]
+    nothing = torch.iinfo(torch.int64).max
+    key = torch.where(real, split * num_reqs + leader, nothing)
+    key, order = key.sort(stable=True)
+    real = key != nothing
+    fresh = torch.ones_like(real)
+    fresh[1:] = key[1:] != key[:-1]
+    begin = torch.where(fresh, place, 0).cummax(dim=0).values
+    chunk = real & ((place - begin) % most == 0)
+    number = torch.where(real, chunk.cumsum(0) - 1, capacity)
+    counts = torch.zeros_like(place, dtype=torch.int64)
+    counts = torch.cat((counts, counts[:1])).scatter_add_(
+        0, number, torch.ones_like(number)
+    )
+    count = counts[number]
+    split, leader = key // num_reqs, key % num_reqs
+    rows = torch.stack(
+        (leader, place, count, split, split + 1, torch.zeros_like(place)), dim=1
+    )
+    fits = count * group <= small_rows(group)
+    small = _compact(rows, chunk & fits, small_rows(group))
+    if leaders is None and bounds.largest_rows <= small_rows(group):
+        large = _no_items(place, LARGE_ROWS)
+    else:
+        large = _compact(rows, chunk & ~fits, LARGE_ROWS)
+    return (small, large), owner[order]
+
+
+def _compact(rows: torch.Tensor, chosen: torch.Tensor, item_rows: int) -> WorkList:
+    """Return the chosen rows, in order, at the beginning of a list for all of them."""
+    capacity = len(rows)
+    target = torch.where(chosen, chosen.cumsum(0) - 1, capacity)
+    items = rows.new_zeros(capacity + 1, ITEM_FIELDS)
+    items.scatter_(0, target[:, None].expand_as(rows), rows)
+    return WorkList(items[:capacity].int(), chosen.sum()[None].int(), item_rows)
+
+
+def _no_items(like: torch.Tensor, item_rows: int) -> WorkList:
+    items = torch.zeros(0, ITEM_FIELDS, dtype=torch.int32, device=like.device)
+    return WorkList(items, items.new_zeros(1), item_rows)
+
+
+def _chained_items(
+    requests: _Requests, tokens: _Tokens, bounds: PlanBounds, group: int, window: int
+) -> WorkList:
+    """Return one item for each block of rows of a chunk of a prompt."""
+    if bounds.num_chunks == 0:
+        return _no_items(tokens.index, LARGE_ROWS)
+    most = LARGE_ROWS // group
+    first = tokens.valid & requests.chained[tokens.request]
+    first &= tokens.offset % most == 0
+    count = (requests.queries[tokens.request] - tokens.offset).clamp(max=most)
+    begin = torch.zeros_like(tokens.end)
+    if window > 0:
+        begin = (tokens.end - window).clamp(min=0) // SPLIT_TOKENS
+    end = _splits(tokens.end + count - 1)
+    # Their tokens follow those of the split items.
+    pairs = bounds.num_slots if bounds.largest_rows else 0
+    at = tokens.index + pairs
+    one = torch.ones_like(at)
+    rows = torch.stack((tokens.request, at, count, begin, end, one), dim=1)
+    # The longest first: they end last.
+    order = torch.where(first, end - begin, -1).argsort(descending=True, stable=True)
+    items = rows[order[: bounds.num_chunks]].int()
+    return WorkList(items, first.sum()[None].int(), LARGE_ROWS)

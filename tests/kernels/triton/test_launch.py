@@ -63,6 +63,7 @@ def test_every_launch_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.tensor([1], dtype=torch.int32),
         torch.tensor([0, 1], dtype=torch.int32),
         1,
+        16,
         1,
     )
     attend = launch.LayerAttention(fmt, 0.125, 1, False, 0, transform)

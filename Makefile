@@ -11,9 +11,12 @@ BUILD_INPUTS := pyproject.toml setup.py packaging/install.sh \
 PYTEST_ARGS ?=
 # Tests of one file share engines and stay together.
 TEST_WORKERS ?= 2
+# Where `make test-cuda-wheel` installs.
+CUDA_VENV ?= .venv-cuda
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench patches test-next-vllm test-triton-compile crash clean
+.PHONY: help setup demo test lint format bench patches test-next-vllm test-triton-compile \
+    test-cuda-wheel crash clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | \
@@ -59,6 +62,9 @@ test-next-vllm: $(STAMP)  ## which seams fit the newest vLLM that pip can get
 
 crash: $(STAMP)  ## kill writers of the pool with -9, fifty times
 	POLYKV_CRASH_ROUNDS=50 $(BIN)/pytest -s tests/pool/disk/test_crash.py
+
+test-cuda-wheel:  ## the plugin in the real vLLM for CUDA, without a GPU (installs 9 GB)
+	packaging/cuda_wheel.sh $(CUDA_VENV)
 
 clean:  ## remove build products and caches; keeps $(VENV)
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

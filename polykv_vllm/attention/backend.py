@@ -12,6 +12,8 @@ import torch
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
+from polykv_vllm import ops
+from polykv_vllm.attention.device import PLATFORMS, kernel_device
 from polykv_vllm.attention.impl import PolyKVImpl
 from polykv_vllm.attention.metadata import PolyKVMetadataBuilder
 from polykv_vllm.errors import UnsupportedError
@@ -88,6 +90,11 @@ class PolyKVBackend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Work lists have the capacity that the host's query lengths ask for."""
+        return False
+
+    @classmethod
     def customize_spec(cls, spec: AttentionSpec) -> AttentionSpec:
         """Set the bytes of one (token, KV head).
 
@@ -126,8 +133,24 @@ def backend_class(fmt: FormatSpec) -> type[PolyKVBackend]:
     return _BACKENDS[fmt.name]
 
 
-def select_backend(selected_backend: Any, selector_config: Any) -> str:
-    """Return the path of the backend class for a layer with one of our dtypes.
+def _platform_reasons(fmt: FormatSpec, head_size: int) -> list[str]:
+    """Return why the platform cannot serve a layer; engines are asked before."""
+    from vllm.platforms import current_platform
+
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        name = current_platform.device_name
+        return [f"the platform is {name}; possible: {PLATFORMS}"]
+    if kernel_device() == "cpu":
+        return []
+    reasons = ops.gpu_shape_reasons(fmt, head_size, 1)
+    capability = current_platform.get_device_capability()
+    if capability is not None:
+        reasons += ops.cuda_capability_reasons(capability.to_int())
+    return reasons
+
+
+def select_backend(selected_backend: Any, selector_config: Any) -> type[PolyKVBackend]:
+    """Return the backend class for a layer with one of our dtypes.
 
     Args:
         selected_backend: The backend that the user asked for, or None.
@@ -144,7 +167,8 @@ def select_backend(selected_backend: Any, selector_config: Any) -> str:
             f"{selector_config.kv_cache_dtype}; leave --attention-backend away"
         )
     backend = backend_class(fmt)
-    invalid = backend.validate_configuration(
+    invalid = _platform_reasons(fmt, selector_config.head_size)
+    invalid += backend.validate_configuration(
         **selector_config._asdict(), device_capability=None
     )
     if invalid:
@@ -153,4 +177,4 @@ def select_backend(selected_backend: Any, selector_config: Any) -> str:
             f"{selector_config!r}: {'; '.join(invalid)}. Head sizes: "
             f"{', '.join(map(str, fmt.head_dims))}; causal decoder attention."
         )
-    return f"{backend.__module__}.{backend.__qualname__}"
+    return backend

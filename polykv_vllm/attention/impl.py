@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from vllm.config import get_current_vllm_config
@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from polykv_vllm import ops
+from polykv_vllm.attention.device import kernel_device
 from polykv_vllm.attention.metadata import PolyKVMetadata
 from polykv_vllm.config import parse_options
 from polykv_vllm.errors import UnsupportedError
@@ -81,7 +82,16 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.recorder = open_recorder(parallel.data_parallel_index, parallel.rank)
         self.recorder_layer = self.recorder.add_layer()
         options = parse_options(vllm_config.additional_config)
-        self.isa = ops.current_isa() if options.isa == "auto" else options.isa
+        self._device = kernel_device()
+        default = ops.default_isa(self._device)
+        self.isa = default if options.isa == "auto" else options.isa
+        # On a GPU: requests, and tokens of the longest one, of a full batch.
+        self._full_batch = (0, 0)
+        if self._device == "cuda":
+            self._full_batch = (
+                vllm_config.scheduler_config.max_num_seqs,
+                vllm_config.model_config.max_model_len,
+            )
         self._fast = options.fast_arithmetic
         self.asked_key_treatment = options.key_treatment
         self.asked_calibration = options.calibration
@@ -135,7 +145,9 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         self.check_key_transform(transform)
         self.key_transform = transform
         self.has_final_transform = True
-        self._store = ops.layer_store(self.fmt, key_transform=transform, isa=self.isa)
+        self._store = ops.layer_store(
+            self.fmt, key_transform=transform, device=self._device, isa=self.isa
+        )
         self._attend = ops.layer_attention(
             self.fmt,
             self.scale,
@@ -143,6 +155,7 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
             key_transform=transform,
             logits=self._logits,
             fast=self._fast,
+            device=self._device,
             isa=self.isa,
         )
 
@@ -166,7 +179,8 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         """
         start = perf_counter()
         self._store(key, value, kv_cache, slot_mapping)
-        self.recorder.add_store_seconds(perf_counter() - start)
+        if self._device == "cpu":  # a GPU has only been told what to do
+            self.recorder.add_store_seconds(perf_counter() - start)
 
     def forward(
         self,
@@ -202,13 +216,26 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
                 f"{self.kv_cache_dtype} does not write quantized attention output"
             )
         if attn_metadata is None:
+            if self._device == "cuda":
+                self._reserve_scratch(query)
             return output
         start = perf_counter()
         if not self._has_final_sinks:  # by a loader that does not say so
             self._take_sinks()
         self._attend(query, kv_cache, output, attn_metadata.batch)
-        self.recorder.add_attention_seconds(perf_counter() - start, self.recorder_layer)
+        if self._device == "cpu":
+            seconds = perf_counter() - start
+            self.recorder.add_attention_seconds(seconds, self.recorder_layer)
         return output
+
+    def _reserve_scratch(self, query: torch.Tensor) -> None:
+        """Take scratch memory while vLLM measures what is left for the cache.
+
+        For decoding with as many requests as may run, each as long as may be; a batch
+        of many short chunks of long prompts may need more, and takes it then.
+        """
+        reserve = cast(Any, self._attend).reserve
+        reserve(query, self.num_kv_heads, *self._full_batch)
 
 
 def own_impls(modules: Mapping[str, torch.nn.Module]) -> dict[str, PolyKVImpl]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.v1.attention.backend import (
+    AttentionCGSupport,
     AttentionMetadata,
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
@@ -15,6 +16,22 @@ from vllm.v1.attention.backend import (
 from polykv_vllm import ops
 from polykv_vllm.attention.sharing import SharingPlanner
 from polykv_vllm.config import parse_options
+
+
+@dataclass(frozen=True)
+class HostLengths:
+    """Lengths on the CPU, from which work lists on a GPU get their capacity.
+
+    Attributes:
+        seq_lens: `[num_reqs]` int32, at least those on the device.
+        query_start_loc: `[num_reqs + 1]` int32.
+        share: Whether blocks that several requests have are read once.
+
+    """
+
+    seq_lens: torch.Tensor
+    query_start_loc: torch.Tensor
+    share: bool
 
 
 @dataclass
@@ -27,7 +44,9 @@ class PolyKVMetadata(AttentionMetadata):
         seq_lens: `[num_reqs]` int32, tokens in the cache, the query's included.
         block_table: `[num_reqs, max_num_blocks]` int32.
         slot_mapping: `[num_actual_tokens]` int64; -1 for padding.
-        forest: Blocks that several requests read; None where sharing is off.
+        forest: Blocks that several requests read; None where sharing is off, and on
+            GPUs, which find them themselves.
+        host: What the host knows of a batch on a GPU; None on CPUs.
 
     """
 
@@ -37,10 +56,20 @@ class PolyKVMetadata(AttentionMetadata):
     block_table: torch.Tensor
     slot_mapping: torch.Tensor
     forest: ops.PrefixForest | None = None
+    host: HostLengths | None = None
 
     @cached_property
-    def batch(self) -> ops.AttentionBatch:
+    def batch(self) -> ops.AttentionBatch | ops.DeviceBatch:
         """What the kernels of all layers are told, checked once."""
+        if self.host is not None:
+            return ops.DeviceBatch(
+                self.block_table,
+                self.seq_lens,
+                self.query_start_loc,
+                self.host.seq_lens,
+                self.host.query_start_loc,
+                self.host.share,
+            )
         return ops.AttentionBatch(
             self.block_table, self.seq_lens, self.query_start_loc, self.forest
         )
@@ -50,6 +79,9 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
     """Takes the metadata over from vLLM and finds what the requests share."""
 
     supports_update_block_table = True
+    # Capture was never tried: no GPU has run this yet (docs/gpu.md). vLLM then captures
+    # what lies between the attention layers.
+    _cudagraph_support = AttentionCGSupport.NEVER
 
     def __init__(
         self,
@@ -74,13 +106,14 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         own = {name: layers[name] for name in layer_names}
         require_key_transforms(own)
         require_calibration(own, vllm_config.model_config)
+        self._share = parse_options(vllm_config.additional_config).prefix_sharing
         self._planner = SharingPlanner(
             kv_cache_spec,
             len(layer_names),
             vllm_config.model_config.get_num_attention_heads(
                 vllm_config.parallel_config
             ),
-            parse_options(vllm_config.additional_config).prefix_sharing,
+            self._share,
         )
 
     def build(
@@ -107,6 +140,7 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
             seq_lens=common.seq_lens[:num_reqs],
             block_table=common.block_table_tensor[:num_reqs],
             slot_mapping=common.slot_mapping,
+            host=self._host_lengths(common),
         )
         return self._with_forest(metadata)
 
@@ -123,7 +157,21 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         )
         return self._with_forest(other)
 
+    def _host_lengths(self, common: CommonAttentionMetadata) -> HostLengths | None:
+        """Return what is known without waiting for the device; None on CPUs."""
+        num_reqs = common.num_reqs
+        if common.block_table_tensor.device.type == "cpu":
+            return None
+        longest = common.seq_lens_cpu_upper_bound
+        if longest is None:
+            longest = torch.full((num_reqs,), common.max_seq_len, dtype=torch.int32)
+        # vLLM writes the next batch into the same memory.
+        starts = common.query_start_loc_cpu[: num_reqs + 1].clone()
+        return HostLengths(longest[:num_reqs].int().clone(), starts, self._share)
+
     def _with_forest(self, metadata: PolyKVMetadata) -> PolyKVMetadata:
+        if metadata.host is not None:
+            return metadata
         forest = self._planner.plan(
             metadata.block_table, metadata.seq_lens, metadata.query_start_loc
         )

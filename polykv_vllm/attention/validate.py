@@ -5,6 +5,11 @@ import logging
 from typing import Any
 
 from polykv_vllm.attention.backend import BLOCK_SIZE_BASE, backend_class
+from polykv_vllm.attention.device import (
+    engine_reasons,
+    model_reasons,
+    platform_reasons,
+)
 from polykv_vllm.calibrate.errors import CalibrationError
 from polykv_vllm.config import PolyKVConfig, parse_options
 from polykv_vllm.errors import UnsupportedError
@@ -45,7 +50,7 @@ def check_vllm_config(vllm_config: Any) -> None:
 
     """
     options = parse_options(vllm_config.additional_config)
-    reasons = [*_platform_reasons(options), *_engine_reasons(vllm_config)]
+    reasons = [*platform_reasons(options), *_engine_reasons(vllm_config)]
     for model_config, cache_dtype in _served_models(vllm_config):
         found = _model_reasons(model_config, cache_dtype)
         reasons += found or _calibration_reasons(vllm_config, model_config, options)
@@ -72,29 +77,13 @@ def _cache_dtypes(vllm_config: Any) -> str:
     return ", ".join(dict.fromkeys(d for _, d in _served_models(vllm_config)))
 
 
-def _platform_reasons(options: PolyKVConfig) -> list[str]:
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        device = current_platform.device_name
-        return [f"the platform is {device}; possible: cpu (vLLM's CPU build)"]
-    from polykv_vllm import ops
-
-    try:
-        available = ops.available_isas()
-        ops.current_isa()
-    except (ImportError, OSError, ValueError) as error:
-        return [f"the CPU kernels cannot be used: {error}"]
-    if options.isa not in ("auto", *available):
-        possible = ", ".join(("auto", *available))
-        return [f"the option isa={options.isa!r} is not available; here: {possible}"]
-    return []
-
-
 def _engine_reasons(vllm_config: Any) -> list[str]:
-    reasons = []
-    block_size = vllm_config.cache_config.block_size
-    if block_size % BLOCK_SIZE_BASE:
+    reasons = engine_reasons(vllm_config)
+    cache_config = vllm_config.cache_config
+    block_size = cache_config.block_size
+    # Where nobody asked for one, vLLM asks the backend before the engine starts (GPU),
+    # or took 128 (CPU).
+    if cache_config.user_specified_block_size and block_size % BLOCK_SIZE_BASE:
         reasons.append(
             f"--block-size {block_size}: multiples of {BLOCK_SIZE_BASE} are possible"
         )
@@ -120,6 +109,7 @@ def _engine_reasons(vllm_config: Any) -> list[str]:
 
 def _model_reasons(model_config: Any, cache_dtype: str) -> list[str]:
     reasons = list(check_model(model_config.hf_config, cache_dtype).reasons)
+    reasons += [] if reasons else model_reasons(model_config.hf_config, cache_dtype)
     if model_config.runner_type != "generate":
         reasons.append(
             f"--runner {model_config.runner_type}: generate is possible (pooling "

@@ -18,6 +18,7 @@ def format_identity(
     block_size: int,
     key_transform: KeyTransform,
     calibration: str | None = None,
+    layout_id: str = LAYOUT_ID,
 ) -> str:
     """Return the identity of a layer's cached bytes.
 
@@ -32,6 +33,8 @@ def format_identity(
         block_size: Tokens per block.
         key_transform: The layer's.
         calibration: Digest of the calibration; None without.
+        layout_id: Order of the bytes in a tile; that of GPUs is another
+            (`ops.layout_id`).
 
     """
     treatment = key_transform.treatment
@@ -42,7 +45,7 @@ def format_identity(
         treatment += f":centers:{_digest(key_transform.centers)}"
     parts = [
         f"{fmt.name}-{fmt.version}",
-        LAYOUT_ID,
+        layout_id,
         f"head_dim={head_dim}",
         f"block_size={block_size}",
         f"keys={treatment}",

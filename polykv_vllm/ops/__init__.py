@@ -15,12 +15,19 @@ from polykv_vllm.ops.dispatch import (
     available_isas,
     compiled_isas,
     current_isa,
+    default_isa,
     layer_attention,
     layer_store,
+    layout_id,
     paged_attention,
     reshape_and_cache,
 )
 from polykv_vllm.ops.forest import TILE_TOKENS, build_prefix_forest
+from polykv_vllm.ops.gpu import (
+    cuda_capability_reasons,
+    gpu_shape_reasons,
+    require_triton,
+)
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest, SharingCounts
 from polykv_vllm.ops.windows import WINDOW_PAGE_TOKENS, RawRows, WindowBatch
@@ -38,9 +45,14 @@ __all__ = [
     "available_isas",
     "build_prefix_forest",
     "compiled_isas",
+    "cuda_capability_reasons",
     "current_isa",
+    "default_isa",
+    "gpu_shape_reasons",
     "layer_attention",
     "layer_store",
+    "layout_id",
     "paged_attention",
+    "require_triton",
     "reshape_and_cache",
 ]

@@ -4,21 +4,36 @@
 import math
 import os
 from functools import cache
-from typing import cast
+from typing import Protocol, cast
 
 import torch
 
 from polykv_vllm.formats import FormatSpec
+from polykv_vllm.formats.gpu_layout import GPU_LAYOUT_ID
+from polykv_vllm.formats.layout import LAYOUT_ID
 from polykv_vllm.keys import KeyTransform
 from polykv_vllm.ops import cpu, gpu, reference
-from polykv_vllm.ops.batch import AttentionBatch
+from polykv_vllm.ops.batch import AttentionBatch, DeviceBatch
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.segments import PrefixForest
 from polykv_vllm.ops.table import Entry, OpTable
 from polykv_vllm.ops.windows import RawRows, WindowBatch
 
 LayerStore = cpu.LayerStore | reference.LayerStore
-LayerAttention = cpu.LayerAttention | reference.LayerAttention
+
+
+class LayerAttention(Protocol):
+    """What `layer_attention` returns."""
+
+    def __call__(
+        self,
+        query: torch.Tensor,
+        kv_cache: torch.Tensor,
+        output: torch.Tensor,
+        batch: AttentionBatch | DeviceBatch,
+    ) -> None:
+        """Attend; the Triton kernels alone take a `DeviceBatch`."""
+
 
 ISA_VARIABLE = "POLYKV_CPU_ISA"
 
@@ -73,6 +88,16 @@ def current_isa() -> str:
     return forced
 
 
+def default_isa(device: str) -> str:
+    """Return what runs on a type of device where nobody asks for another."""
+    return gpu.ISA if device == "cuda" else current_isa()
+
+
+def layout_id(isa: str) -> str:
+    """Return the order of a tile's bytes that an instruction set's kernels keep."""
+    return GPU_LAYOUT_ID if isa == gpu.ISA else LAYOUT_ID
+
+
 def _entry(
     op: str,
     fmt: FormatSpec,
@@ -84,7 +109,7 @@ def _entry(
     case = f" of {fmt.name}"
     if rows is not None:
         case = f"{case} with head size {rows.shape[-1]}"
-    isa = isa or (gpu.ISA if device == "cuda" else current_isa())
+    isa = isa or default_isa(device)
     return _table().require(op, device, isa, case)
 
 

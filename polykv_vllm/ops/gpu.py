@@ -9,6 +9,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from polykv_vllm.formats import FORMATS, FormatSpec
+
 ISA = "triton"
 MIN_TRITON = (3, 4)
 
@@ -41,6 +43,40 @@ def require_triton() -> None:
         raise NotImplementedError(
             f"polykv's GPU kernels need Triton {needed} or later; this is {version}"
         )
+
+
+def cuda_capability_reasons(capability: int) -> list[str]:
+    """Return why an architecture (10 * major + minor) is not served, if it is not."""
+    from polykv_vllm.kernels.triton.config import capability_reason
+
+    reason = capability_reason(capability)
+    return [] if reason is None else [reason]
+
+
+def gpu_shape_reasons(fmt: FormatSpec, head_dim: int, group: int) -> list[str]:
+    """Return what of a format and a layer's shape the GPU kernels do not have.
+
+    Args:
+        fmt: The format.
+        head_dim: Elements per head.
+        group: Query heads per KV head.
+
+    """
+    from polykv_vllm.kernels.triton.config import LARGE_ROWS
+    from polykv_vllm.kernels.triton.tile import HEAD_DIMS
+
+    reasons = []
+    if fmt.is_low_bit:
+        served = ", ".join(f.name for f in FORMATS.values() if not f.is_low_bit)
+        reasons.append(f"{fmt.name} has no GPU kernels; possible: {served}")
+    if head_dim not in HEAD_DIMS:
+        sizes = ", ".join(map(str, HEAD_DIMS))
+        reasons.append(f"head size {head_dim} has no GPU kernels; possible: {sizes}")
+    if group > LARGE_ROWS:
+        reasons.append(
+            f"{group} query heads per KV head; the GPU kernels take up to {LARGE_ROWS}"
+        )
+    return reasons
 
 
 def implementations() -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:

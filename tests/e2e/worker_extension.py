@@ -114,6 +114,7 @@ class TestExtension:
             {
                 "name": name,
                 "impl": type(layer.impl).__name__,
+                "isa": getattr(layer.impl, "isa", None),
                 "num_heads": layer.impl.num_heads,
                 "num_kv_heads": layer.impl.num_kv_heads,
                 "head_size": layer.impl.head_size,

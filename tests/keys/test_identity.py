@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from polykv_vllm import ops
 from polykv_vllm.formats import FORMATS, get_format
-from polykv_vllm.keys import TREATMENTS, KeyTransform, format_identity, identity
+from polykv_vllm.keys import TREATMENTS, KeyTransform, format_identity
 
 FMT = get_format("polykv_k8v3")
 SCALES = torch.rand(2, 64) + 0.5
@@ -35,10 +36,15 @@ def test_each_part_counts() -> None:
     assert len(found) == len(FORMATS) + len(transforms()) - 1 + 7
 
 
-def test_the_layout_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = format_identity(FMT, 64, 32, KeyTransform())
-    monkeypatch.setattr(identity, "LAYOUT_ID", "another")
-    assert format_identity(FMT, 64, 32, KeyTransform()) != before
+def test_the_kernels_order_of_bytes_counts() -> None:
+    """Bytes that a GPU, or the interpreter, has stored are not read on a CPU."""
+    found = {
+        isa: format_identity(FMT, 64, 32, KeyTransform(), layout_id=ops.layout_id(isa))
+        for isa in ("scalar", "avx2", "reference", "triton")
+    }
+    cpu = format_identity(FMT, 64, 32, KeyTransform())
+    assert {isa for isa, identity in found.items() if identity != cpu} == {"triton"}
+    assert "gpu_row_v1" in found["triton"] and "cpu_quad_v1" in cpu
 
 
 @pytest.mark.parametrize("treatment", TREATMENTS)

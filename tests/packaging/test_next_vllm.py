@@ -18,7 +18,7 @@ FILES = (
     "model_executor/layers/attention/attention.py",
     "model_executor/model_loader/base_loader.py",
     "model_executor/model_loader/utils.py",
-    "platforms/cpu.py",
+    "v1/attention/selector.py",
     "v1/core/kv_cache_utils.py",
     "v1/engine/core.py",
     "v1/core/sched/scheduler.py",
@@ -45,11 +45,13 @@ def test_the_report_of_a_doctored_copy(tmp_path: Path) -> None:
     scheduler = tmp_path / "vllm" / FILES[-1]
     text = scheduler.read_text()
     scheduler.write_text(text.replace("def _make_cached_request_data", "def _make"))
-    (tmp_path / "vllm" / "platforms" / "cpu.py").unlink()
+    (tmp_path / "vllm" / "v1" / "attention" / "selector.py").unlink()
     status, printed = report(tmp_path, "--strict")
     assert status == 1
     assert "8 of 10 seams fit" in printed
-    assert "LookupError" in printed and "no module vllm.platforms.cpu" in printed
+    assert (
+        "LookupError" in printed and "no module vllm.v1.attention.selector" in printed
+    )
     assert printed.count("CHANGED") == 2
     assert "would refuse this vLLM" in printed
     assert report(tmp_path)[0] == 0

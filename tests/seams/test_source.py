@@ -15,7 +15,7 @@ from tests.seams.patched_vllm import installed
 # Of these seams, the files that one has to look at.
 FILES = {
     "kv_cache_dtype": ("config/cache.py", "config/speculative.py"),
-    "attention_backend": ("platforms/cpu.py",),
+    "attention_backend": ("v1/attention/selector.py",),
     "layer_cache_dtype": ("model_executor/layers/attention/attention.py",),
     "key_treatment": (
         "model_executor/model_loader/base_loader.py",
@@ -33,8 +33,8 @@ CHANGES = [
     ("kv_cache_dtype", 0, '    "auto",\n', "", "not the expected Literal"),
     ("kv_cache_dtype", 0, "cache_dtype: CacheDType", "cache_dtype: str", "type str"),
     ("kv_cache_dtype", 1, "kv_cache_dtype: Cache", "other: Cache", "no field"),
-    ("attention_backend", 0, "def get_attn_backend_cls", "def choose", "not exist"),
-    ("attention_backend", 0, "attn_selector_config.use_sparse", "False", "found "),
+    ("attention_backend", 0, "def _cached_get_attn", "def _choose", "not exist"),
+    ("attention_backend", 0, "if not attention_cls", "if False", "found "),
     ("key_treatment", 1, "target_device: torch", "device: torch", "found "),
     ("scheduler", 0, "def _make_cached_request_data", "def _make_data", "not exist"),
     ("engine_config", 0, "headless: bool = False,\n    ) -> V", ") -> V", "found "),
@@ -84,17 +84,16 @@ def test_a_doctored_copy_is_found_out(
 
 
 def test_comments_and_layout_change_nothing(tree: SourceTree) -> None:
-    path = tree.path("vllm.platforms.cpu")
+    path = tree.path("vllm.v1.attention.selector")
+    text = path.read_text()
+    assert "if not attention_cls:\n" in text
     path.write_text(
-        path.read_text().replace(
-            "if attn_selector_config.use_sparse:\n",
-            "if attn_selector_config.use_sparse:  # never\n\n",
-        )
+        text.replace("if not attention_cls:\n", "if not attention_cls:  # never\n\n")
     )
     assert all(fit.fits is not False for fit in compare(registry.SEAMS, tree))
 
 
 def test_files_that_are_gone_are_named(tree: SourceTree) -> None:
-    tree.path("vllm.platforms.cpu").unlink()
+    tree.path("vllm.v1.attention.selector").unlink()
     (gone,) = [fit for fit in compare(registry.SEAMS, tree) if fit.fits is False]
-    assert "no module vllm.platforms.cpu" in gone.reason
+    assert "no module vllm.v1.attention.selector" in gone.reason

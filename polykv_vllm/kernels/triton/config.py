@@ -57,6 +57,17 @@ class DeviceConfig:
 INTERPRETER = DeviceConfig(0, True, False)
 
 
+def capability_reason(capability: int) -> str | None:
+    """Return why an architecture (10 * major + minor) is not served, if it is not."""
+    if capability >= MIN_CAPABILITY:
+        return None
+    return (
+        f"compute capability {capability // 10}.{capability % 10} is not "
+        "supported: Triton has no matrix instructions for it. polykv's GPU kernels "
+        "need 8.0 (Ampere) or later"
+    )
+
+
 def device_config(capability: int) -> DeviceConfig:
     """Return what an architecture uses.
 
@@ -67,12 +78,8 @@ def device_config(capability: int) -> DeviceConfig:
         NotImplementedError: It is older than the kernels support.
 
     """
-    if capability < MIN_CAPABILITY:
-        raise NotImplementedError(
-            f"compute capability {capability // 10}.{capability % 10} is not "
-            "supported: Triton has no matrix instructions for it. polykv's GPU kernels "
-            "need 8.0 (Ampere) or later"
-        )
+    if reason := capability_reason(capability):
+        raise NotImplementedError(reason)
     return DeviceConfig(capability, capability >= INT8_CAPABILITY, True)
 
 

@@ -29,11 +29,16 @@ from polykv_vllm.kernels.triton.attend import (
 )
 from polykv_vllm.kernels.triton.config import INTERPRETER, DeviceConfig, device_config
 from polykv_vllm.kernels.triton.plan import (
+    SPLIT_TOKENS,
     AttentionPlan,
     build_plan,
     plan_bounds,
 )
-from polykv_vllm.kernels.triton.scratch import SCRATCH, heads_in_flight
+from polykv_vllm.kernels.triton.scratch import (
+    heads_in_flight,
+    query_buffers,
+    state_buffers,
+)
 from polykv_vllm.kernels.triton.store import store_kernel
 from polykv_vllm.kernels.triton.tile import Tile
 from polykv_vllm.keys import KeyTransform
@@ -176,6 +181,25 @@ class LayerAttention:
         plan = plan_of(batch, group, block_size, self._window, query.device)
         self.run(query, kv_cache, output, plan)
 
+    def reserve(
+        self, query: torch.Tensor, num_kv_heads: int, num_reqs: int, max_seq_len: int
+    ) -> None:
+        """Take the scratch memory of a full batch, before others share out the rest.
+
+        Args:
+            query: `[num_tokens, num_heads, head_dim]` of the largest batch.
+            num_kv_heads: KV heads.
+            num_reqs: Requests that decode at once.
+            max_seq_len: Tokens of the longest request.
+
+        """
+        num_tokens, heads, head_dim = query.shape
+        group = heads // num_kv_heads
+        slots = max(num_tokens, num_reqs * -(-max_seq_len // SPLIT_TOKENS))
+        flight = heads_in_flight(slots, group, head_dim, num_kv_heads)
+        query_buffers(num_tokens * heads, head_dim, query.device)
+        state_buffers(flight * slots * group, head_dim, query.device)
+
     def run(
         self,
         query: torch.Tensor,
@@ -214,9 +238,7 @@ class LayerAttention:
         """Return the int8 terms of the queries, their scales and corrections."""
         count = plan.token_end.numel() * rows.shape[1]
         device, dim = rows.device, tile.head_dim
-        terms = SCRATCH.get("terms", 2 * count * dim, torch.int8, device)
-        scale = SCRATCH.get("scale", count, torch.float32, device)
-        correction = SCRATCH.get("correction", count, torch.int32, device)
+        terms, scale, correction = query_buffers(count, dim, device)
         prepare_kernel[(-(-count // PREPARE_ROWS),)](
             rows,
             terms,
@@ -251,11 +273,7 @@ class LayerAttention:
         """Return the partial states of the turn's KV heads."""
         device, programs = _device_of(kv_cache)
         count = turn[1] * plan.num_slots * plan.group
-        names = (("acc", tile.head_dim), ("peak", 1), ("total", 1))
-        states = tuple(
-            SCRATCH.get(name, count * size, torch.float32, kv_cache.device)
-            for name, size in names
-        )
+        states = state_buffers(count, tile.head_dim, kv_cache.device)
         assembly = assembly_of(tile) if device.assembly else PLAIN
         for work in plan.lists:
             if work.items.shape[0] == 0:
@@ -288,7 +306,7 @@ class LayerAttention:
                 num_stages=launch.num_stages,
                 **_EXACT,
             )
-        return states[0], states[1], states[2]
+        return states
 
     def _finish(
         self,

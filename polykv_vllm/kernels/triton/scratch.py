@@ -38,3 +38,25 @@ def heads_in_flight(slots: int, group: int, head_dim: int, kv_heads: int) -> int
     """Return how many KV heads' states fit `SCRATCH_BYTES`, at least one."""
     bytes_per_head = slots * group * (head_dim + 2) * 4
     return max(1, min(kv_heads, SCRATCH_BYTES // bytes_per_head))
+
+
+def query_buffers(
+    rows: int, head_dim: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return memory for prepared queries: int8 terms, scales, corrections."""
+    return (
+        SCRATCH.get("terms", 2 * rows * head_dim, torch.int8, device),
+        SCRATCH.get("scale", rows, torch.float32, device),
+        SCRATCH.get("correction", rows, torch.int32, device),
+    )
+
+
+def state_buffers(
+    rows: int, head_dim: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return memory for partial states: weighted values, maxima, sums of weights."""
+    return (
+        SCRATCH.get("acc", rows * head_dim, torch.float32, device),
+        SCRATCH.get("peak", rows, torch.float32, device),
+        SCRATCH.get("total", rows, torch.float32, device),
+    )

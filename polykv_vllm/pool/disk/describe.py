@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from polykv_vllm import envs
+from polykv_vllm import envs, ops
 from polykv_vllm.config import parse_options
 from polykv_vllm.keys import format_identity
 from polykv_vllm.pool.disk.identity import RankIdentity
@@ -72,6 +72,7 @@ def _layer_formats(
             block_size,
             impl.key_transform,
             impl.calibration,
+            ops.layout_id(impl.isa),
         )
         window = f"window={impl.sliding_window}"
         found.append(f"{name} heads={impl.num_kv_heads} {window} {meaning}")

@@ -77,13 +77,16 @@ def model_reasons(hf_config: Any, cache_dtype: str) -> list[str]:
         "ALiBi slopes": getattr(text_config, "alibi", False) or is_bloom,
         "attention sinks": support.architecture.startswith("GptOss"),
     }
-    reasons = ops.gpu_shape_reasons(
-        get_format(cache_dtype),
-        support.head_size,
-        support.num_heads // support.num_kv_heads,
-    )
+    fmt, num_heads = get_format(cache_dtype), support.num_heads
+    reasons = [
+        reason
+        for shape in dict.fromkeys(support.layer_shapes)
+        for reason in ops.gpu_shape_reasons(
+            fmt, shape.head_size, num_heads // shape.num_kv_heads
+        )
+    ]
     asked = [name for name, is_asked in terms.items() if is_asked]
-    return reasons + [
+    return list(dict.fromkeys(reasons)) + [
         f"it has {name}, which the GPU kernels do not compute yet; the CPU kernels do"
         for name in asked
     ]

@@ -31,6 +31,7 @@ class LayerAttention(Protocol):
         kv_cache: torch.Tensor,
         output: torch.Tensor,
         batch: AttentionBatch | DeviceBatch,
+        raw: RawRows | None = None,
     ) -> None:
         """Attend; the Triton kernels alone take a `DeviceBatch`."""
 

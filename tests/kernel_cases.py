@@ -9,6 +9,8 @@ import torch
 from polykv_vllm import ops
 from polykv_vllm.formats import FORMATS, FormatSpec
 from polykv_vllm.keys import KeyTransform
+from polykv_vllm.ops.reference import request_windows
+from polykv_vllm.reference.attention import Exact
 from polykv_vllm.reference.pack import unpack_tile
 from polykv_vllm.reference.quantize import dequantize_key, dequantize_value
 
@@ -230,7 +232,11 @@ def sequences(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 def oracle(
-    batch: Batch, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    batch: Batch,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    exact: Exact | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attend in fp64 and bound what a kernel may differ by, output rounding left out.
 
@@ -253,6 +259,11 @@ def oracle(
     when it is made and when it is added: 2 eps of each logit's own bias. A sink joins
     the denominator as one more exact weight with exp2's error.
 
+    With windows, 1 and 3 are of the cached tokens alone. A raw score is a chain of
+    D / 16 fp32 products and sums and a tree of four; a raw weight goes through exp2
+    when it is made, when its granule of 32 tokens folds, at each of the later ones and
+    at the merge; its value joins 32 others and these folds.
+
     Returns:
         Output and tolerance, `[num_queries, num_heads, head_dim]` fp64.
 
@@ -265,10 +276,17 @@ def oracle(
     if batch.window > 0:
         hidden |= token <= position - batch.window
     terms = batch.logits or ops.LogitTerms()
+    if exact is None:
+        nothing = torch.zeros(count, length, dtype=torch.bool)
+        exact = Exact(query, key, value, nothing)
+    raw = exact.seen
+    granules = int(raw.any(0).sum()) // 32 + 4 if raw.any() else 0
     outputs, bounds = [], []
     for head in range(num_heads):
         q, k, v = query[:, head], key[:, head // group], value[:, head // group]
-        logit = q @ k.T * batch.scale
+        raw_q = exact.query[:, head]
+        raw_k, raw_v = exact.key[:, head // group], exact.value[:, head // group]
+        logit = torch.where(raw, raw_q @ raw_k.T, q @ k.T) * batch.scale
         extra = torch.zeros_like(logit)
         if terms.soft_cap > 0:
             logit = terms.soft_cap * torch.tanh(logit / terms.soft_cap)
@@ -283,24 +301,32 @@ def oracle(
             sink = terms.sinks[head].double().expand(count, 1)
             extra += 2 * 2**-23 * sink.abs()
         p = torch.cat((logit, sink), 1).softmax(-1)[:, :length]
-        o = p @ v
+        whole, p, raw_p = p, p.masked_fill(raw, 0), p.masked_fill(~raw, 0)
+        o = p @ v + raw_p @ raw_v
         longest = k.norm(dim=-1).max()
         sigma = batch.scale * longest / 32639 / 12**0.5 * q.abs().amax(-1, keepdim=True)
         spread2 = (p * p) @ (v * v) - 2 * (p * p) @ v * o
         spread2 += (p * p).sum(-1, keepdim=True) * o * o
         norm = q.norm(dim=-1, keepdim=True)
         systematic = 5e-6 + 4 * 2**-23 * batch.scale * longest * norm
-        deviation = p @ v.abs() + o.abs()
+        if granules:
+            raw_norm = raw_q.norm(dim=-1, keepdim=True) * raw_k.norm(dim=-1).max()
+            steps = query.shape[-1] / 16 + 8
+            systematic += 5e-6 * (2 + granules)
+            systematic += steps * 2**-24 * batch.scale * raw_norm
+        deviation = p @ v.abs() + raw_p @ raw_v.abs() + o.abs()
         tiles = (p * v.abs().amax(-1)).split(128, -1)
         largest2 = sum(tile.amax(-1, keepdim=True) ** 2 for tile in tiles)
         probability = (128 / 12 * largest2).sqrt() / 65535
         rounding = 24 * 2**-24 * (p @ v.norm(dim=-1, keepdim=True))
+        rounding = rounding + (32 + 3 * granules) * 2**-24 * (raw_p @ raw_v.abs())
         outputs.append(o)
         bounds.append(
             6 * (sigma * spread2.clamp(min=0).sqrt() + probability)
             + systematic * deviation
             + (p * extra) @ v.abs()
-            + (p * extra).sum(-1, keepdim=True) * o.abs()
+            + (raw_p * extra) @ raw_v.abs()
+            + (whole * extra).sum(-1, keepdim=True) * o.abs()
             + rounding
         )
     return torch.stack(outputs, 1), torch.stack(bounds, 1)
@@ -312,7 +338,13 @@ _HALF_ULP = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24
 
 def worst_ratio(batch: Batch, output: torch.Tensor) -> float:
     """Return max |output - oracle| / tolerance over the batch; at most 1 is right."""
-    worst = 0.0
+    worst, windows = 0.0, None
+    if batch.windows is not None:
+        assert batch.raw is not None
+        transform = batch.key_transform or KeyTransform()
+        windows = request_windows(
+            batch.query_start_loc, batch.windows, batch.raw, transform.centers
+        )
     for request, (key, value) in enumerate(sequences(batch)):
         rows = batch.rows(request)
         if rows.start == rows.stop:
@@ -320,7 +352,13 @@ def worst_ratio(batch: Batch, output: torch.Tensor) -> float:
         query = batch.query[rows]
         if batch.key_transform is not None:
             query = batch.key_transform.queries(query)
-        expected, bound = oracle(batch, query.double(), key, value)
+        exact = None
+        if windows is not None:
+            raw = windows[request].rows(len(key), batch.window)
+            # What no query sees is NaN there.
+            key_rows, value_rows = (rows.double().nan_to_num() for rows in raw[:2])
+            exact = Exact(batch.query[rows].double(), key_rows, value_rows, raw[2])
+        expected, bound = oracle(batch, query.double(), key, value, exact)
         # fp16 also has subnormals, 2^-24 apart.
         bound += _HALF_ULP[output.dtype] * expected.abs() + 2**-25 * (
             output.dtype == torch.float16

@@ -24,6 +24,10 @@ class Copies:
             [self.key[r] for r in requests], [self.value[r] for r in requests]
         )
 
+    def until(self, request: int, length: int) -> "Copies":
+        """Return one request's first tokens."""
+        return Copies([self.key[request][:length]], [self.value[request][:length]])
+
 
 def random_copies(batch: Batch) -> Copies:
     """Draw copies that have nothing in common with what the cache holds.

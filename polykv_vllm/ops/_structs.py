@@ -91,6 +91,40 @@ class LogitStruct(ct.Structure):
     ]
 
 
+class Windows(ct.Structure):
+    """`polykv::Windows`."""
+
+    _fields_ = [
+        ("sink_tokens", ct.c_void_p),
+        ("recent_begin", ct.c_void_p),
+        ("sink_pages", ct.c_void_p),
+        ("recent_pages", ct.c_void_p),
+        ("sink_pages_stride", ct.c_int64),
+        ("recent_pages_stride", ct.c_int64),
+        ("sink_pages_width", ct.c_int32),
+        ("recent_pages_width", ct.c_int32),
+        ("recent_tokens", ct.c_int32),
+    ]
+
+
+class RawRowStruct(ct.Structure):
+    """`polykv::RawRows`."""
+
+    _fields_ = [
+        ("key", ct.c_void_p),
+        ("value", ct.c_void_p),
+        ("cache", ct.c_void_p),
+        ("key_token_stride", ct.c_int64),
+        ("key_head_stride", ct.c_int64),
+        ("value_token_stride", ct.c_int64),
+        ("value_head_stride", ct.c_int64),
+        ("num_pages", ct.c_int64),
+        ("page_stride", ct.c_int64),
+        ("kind_stride", ct.c_int64),
+        ("head_stride", ct.c_int64),
+    ]
+
+
 class AttentionArgs(ct.Structure):
     """`polykv::AttentionArgs`."""
 
@@ -112,6 +146,8 @@ class AttentionArgs(ct.Structure):
         ("num_rows", ct.c_int64),
         ("query_transform", RowTransform),
         ("logits", LogitStruct),
+        ("windows", Windows),
+        ("raw", RawRowStruct),
         ("block_table_width", ct.c_int32),
         ("num_reqs", ct.c_int32),
         ("num_segments", ct.c_int32),

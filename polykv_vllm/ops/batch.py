@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from polykv_vllm.ops._checks import check_index
+from polykv_vllm.ops._structs import Windows
 from polykv_vllm.ops.segments import PrefixForest
 from polykv_vllm.ops.windows import WindowBatch
 
@@ -52,6 +53,7 @@ class AttentionBatch:
             "readers": None,
             "num_readers": 0,
             "num_segments": 0,
+            "windows": Windows() if self.windows is None else self.windows.struct(),
         }
         if self.forest is not None:
             segments, readers = self.forest.segments, self.forest.readers

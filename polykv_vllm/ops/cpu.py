@@ -30,7 +30,7 @@ from polykv_vllm.ops._structs import (
 from polykv_vllm.ops.batch import AttentionBatch
 from polykv_vllm.ops.logits import LogitTerms
 from polykv_vllm.ops.table import validate_cache
-from polykv_vllm.ops.windows import RawRows
+from polykv_vllm.ops.windows import RawRows, check_windows
 
 LIBRARY = Path(__file__).resolve().parent.parent / "_C.so"
 
@@ -277,10 +277,7 @@ class LayerAttention:
         raw: RawRows | None = None,
     ) -> None:
         """Attend; arguments as in `ops.paged_attention`."""
-        if raw is not None or batch.windows is not None:
-            raise NotImplementedError(
-                "the C++ kernels have no full-precision windows; isa 'reference' has"
-            )
+        check_windows(batch.windows, raw)
         args = self._args
         forms = (_form(query), _form(output))
         if kv_cache is not self._cache or forms != self._forms:
@@ -291,6 +288,9 @@ class LayerAttention:
             for name, value in batch.fields:
                 setattr(args, name, value)
             self._batch = batch
+        if raw is not None:
+            raw.check(query, kv_cache.shape[1])
+            args.raw = raw.struct()
         args.query, args.output = query.data_ptr(), output.data_ptr()
         _raise_if(self._kernel(self._ref))
 

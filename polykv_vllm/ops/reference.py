@@ -80,8 +80,8 @@ class LayerAttention:
         windows = None
         if batch.windows is not None and raw is not None:
             raw.check(query, kv_cache.shape[1])
-            windows = _request_windows(
-                batch, batch.windows, raw, self._transform.centers
+            windows = request_windows(
+                batch.query_start_loc, batch.windows, raw, self._transform.centers
             )
         attention.paged_attention(
             self._transform.queries(query),
@@ -101,13 +101,14 @@ class LayerAttention:
         )
 
 
-def _request_windows(
-    batch: AttentionBatch,
+def request_windows(
+    query_start_loc: torch.Tensor,
     windows: WindowBatch,
     raw: RawRows,
     centers: torch.Tensor | None,
 ) -> list[RequestWindow]:
-    starts = batch.query_start_loc.tolist()
+    """Return what each request of a batch sees raw."""
+    starts = query_start_loc.tolist()
     return [
         RequestWindow(
             Windows(int(windows.sink_tokens[r]), windows.recent_tokens),

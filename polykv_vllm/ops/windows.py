@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from polykv_vllm.ops._checks import check_index
+from polykv_vllm.ops._structs import RawRowStruct, Windows
 
 WINDOW_PAGE_TOKENS = 32
 """Tokens of a page, which begin at a multiple of this in their sequence."""
@@ -65,6 +66,21 @@ class WindowBatch:
             found = getattr(self, name).shape[0]
             if found < num_reqs:
                 raise ValueError(f"{name} has {found} of {num_reqs} requests")
+
+    def struct(self) -> Windows:
+        """Return the kernels' view of the tensors, which have to stay."""
+        sinks, recent = self.sink_pages, self.recent_pages
+        return Windows(
+            self.sink_tokens.data_ptr(),
+            self.recent_begin.data_ptr(),
+            sinks.data_ptr(),
+            recent.data_ptr(),
+            sinks.stride(0),
+            recent.stride(0),
+            sinks.shape[1],
+            recent.shape[1],
+            self.recent_tokens,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +135,19 @@ class RawRows:
                     f"raw {name} is {rows.dtype} on {rows.device}, the query "
                     f"{query.dtype} on {query.device}"
                 )
+
+    def struct(self) -> RawRowStruct:
+        """Return the kernels' view of the tensors, which have to stay for the call."""
+        pages = self.window_cache
+        return RawRowStruct(
+            self.key.data_ptr(),
+            self.value.data_ptr(),
+            pages.data_ptr(),
+            *self.key.stride()[:2],
+            *self.value.stride()[:2],
+            pages.shape[0],
+            *pages.stride()[:3],
+        )
 
 
 def check_windows(windows: WindowBatch | None, raw: RawRows | None) -> None:

@@ -25,12 +25,12 @@ struct Scratch {
   const uint8_t* key_tiles[kTileTokens / kSubtileTokens];
 };
 
-template <int D>
-Scratch<D>& thread_scratch() {
+template <typename T>
+T& thread_scratch() {
   // Zeroed once, so that rows beyond the last one hold integers, not NaN patterns. On
   // the heap, as a library that is loaded late has little room for such variables.
   struct Owner {
-    Scratch<D>* scratch = new Scratch<D>();
+    T* scratch = new T();
     ~Owner() { delete scratch; }
   };
   static thread_local Owner owner;
@@ -69,8 +69,7 @@ inline void load_run(const AttentionArgs& args, const RowBlock& block,
   const int64_t query_len = args.query_start_loc[run.request + 1] - first_token;
   const int64_t context = args.seq_lens[run.request] - query_len;
   const Format& format = args.cache.format;
-  const int bias =
-      format.key_quantizer == Quantizer::kAffine ? -1 : key_bias(format);
+  const int bias = format.key_quantizer == Quantizer::kAffine ? -1 : key_bias(format);
   for (int i = run.row_begin; i < run.row_begin + run.num_rows; ++i, ++row) {
     const int64_t token = i / group, head = block.kv_head * group + i % group;
     alignas(64) float q[D];
@@ -88,9 +87,11 @@ inline void load_run(const AttentionArgs& args, const RowBlock& block,
     const LogitTerms& logits = args.logits;
     params.to_tanh = logits.soft_cap > 0 ? unit * args.scale / logits.soft_cap : 0.0f;
     params.slope = logits.alibi_slopes ? logits.alibi_slopes[head] * kLog2E : 0.0f;
-    params.end = context + token + 1;
-    params.begin = args.sliding_window > 0 ? params.end - args.sliding_window : 0;
-    if (params.begin < 0) params.begin = 0;
+    params.position = context + token;
+    const TokenSpan cached = seen_tokens(args, run.request, params.position).cached;
+    // An empty span lies in no tile, wherever it would have been.
+    params.begin = cached.empty() ? 0 : cached.begin;
+    params.end = cached.empty() ? 0 : cached.end;
   }
 }
 
@@ -225,9 +226,8 @@ inline void merge_rows(int num_rows, RowState state, RowState part) {
     const int rows = num_rows - first < 16 ? num_rows - first : 16;
     uint32_t valid = 0;  // an empty part is neutral; a NaN sum is not empty
     for (int r = 0; r < rows; ++r) valid |= uint32_t(part.sum[first + r] != 0) << r;
-    const Fold fold =
-        fold_sums(first, rows, valid, part.max + first, part.sum + first, ones, nullptr,
-                  state);
+    const Fold fold = fold_sums(first, rows, valid, part.max + first, part.sum + first,
+                                ones, nullptr, state);
     for (int r = 0; r < rows; ++r) {
       if (!(valid >> r & 1)) continue;
       const int64_t row = (first + r) * D;
@@ -250,7 +250,7 @@ inline void reset(int num_rows, RowState state) {
 template <int D>
 void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_tile,
                  int end_tile, RowState total, RowState split) {
-  Scratch<D>& scratch = thread_scratch<D>();
+  Scratch<D>& scratch = thread_scratch<Scratch<D>>();
   const TileLayout layout(args.cache.format, D, args.cache.block_size);
   const TileReader<D> reader(args, layout, block);
   load_queries<D>(args, block, scratch);
@@ -270,7 +270,8 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
                                                     : begin_tile * int64_t{kTileTokens};
   end = end < end_tile * int64_t{kTileTokens} ? end : end_tile * int64_t{kTileTokens};
   const auto attend = args.fast ? attend_tile<D, 1> : attend_tile<D, 2>;
-  for (int64_t tile = begin / kTileTokens; tile * kTileTokens < end; ++tile) {
+  int64_t tile = begin / kTileTokens;
+  for (; tile * kTileTokens < end; ++tile) {
     const int64_t tile_begin = tile * kTileTokens;
     const int64_t left = end - tile_begin;
     const int tokens = static_cast<int>(left < kTileTokens ? left : kTileTokens);
@@ -282,52 +283,10 @@ void attend_rows(const AttentionArgs& args, const RowBlock& block, int begin_til
       reset<D>(block.num_rows, split);
     }
   }
-}
-
-// What a row's weighted values are multiplied with: the reciprocal of its weights' sum,
-// relative to `peak`. A sink adds its weight to the sum, here and nowhere else.
-inline float normalizer(const LogitTerms& logits, int64_t head, float peak, float sum,
-                        float norm) {
-  if (sum == 0) return 0.0f;  // the row saw no token
-  if (!logits.sinks) return 1.0f / (sum * norm);
-  const float sink = logits.sinks[head] * kLog2E;
-  const float top = sink > peak ? sink : peak;
-  const float weight = first(exp2(set1(peak - top)));
-  const float total = std::fma(sum, weight, first(exp2(set1(sink - top))));
-  return weight / (total * norm);
-}
-
-template <int D>
-inline void finish_run(const AttentionArgs& args, int kv_head, const RowRun& run,
-                       RowState state) {
-  const int group = args.num_heads / args.cache.num_kv_heads;
-  const bool turned = args.cache.format.rotate;
-  const float norm = turned ? std::sqrt(static_cast<float>(widest_block(D))) : 1.0f;
-  for (int r = 0; r < run.num_rows; ++r) {
-    float* acc = state.acc + r * D;
-    const int64_t token =
-        args.query_start_loc[run.request] + (run.row_begin + r) / group;
-    const int64_t head = kv_head * group + (run.row_begin + r) % group;
-    const VecF factor =
-        set1(normalizer(args.logits, head, state.max[r], state.sum[r], norm));
-    // Before the rotation, whose sums could overflow for values near fp32's limit.
-    for (int d = 0; d < D; d += 16) store(acc + d, mul(load(acc + d), factor));
-    if (turned) rotate_unnormalized<D>(acc);
-    store_row<D>(args.output,
-                 token * args.output_token_stride + head * args.output_head_stride,
-                 args.dtype, acc);
-  }
-}
-
-template <int D>
-inline void finish_rows(const AttentionArgs& args, const RowBlock& block,
-                        RowState state) {
-  int row = 0;
-  for (int i = 0; i < block.num_runs; ++i) {
-    const RowRun& run = block.runs[i];
-    finish_run<D>(args, block.kv_head, run,
-                  {state.max + row, state.sum + row, state.acc + row * D});
-    row += run.num_rows;
+  // With windows, rows may end before the pass: no split stays open beyond its end.
+  if (tile / kSplitTiles < end_tile / kSplitTiles) {
+    merge_rows<D>(block.num_rows, total, split);
+    reset<D>(block.num_rows, split);
   }
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "polykv/kernel_table.h"
+#include "seen_tokens.h"
 
 namespace polykv {
 namespace {
@@ -71,6 +72,48 @@ const char* check_request(const AttentionArgs& args, int r) {
   return nullptr;
 }
 
+// Pages of the granules of tokens begin..end, `pages` beginning at granule `first`.
+const char* check_pages(const AttentionArgs& args, int r, TokenSpan tokens,
+                        const int32_t* pages, int64_t first, int64_t width) {
+  if (tokens.empty()) return nullptr;
+  for (int64_t granule = tokens.begin / kWindowPageTokens;
+       granule * kWindowPageTokens < tokens.end; ++granule) {
+    const int64_t page = granule - first < width ? pages[granule - first] : -1;
+    if (page < 0 || page >= args.raw.num_pages) {
+      return report(
+          "page %lld of tokens %lld.. of request %lld is none of the window "
+          "cache's %lld",
+          page, granule * kWindowPageTokens, r, args.raw.num_pages);
+    }
+  }
+  return nullptr;
+}
+
+const char* check_windows(const AttentionArgs& args, int r) {
+  const Windows& windows = args.windows;
+  const int64_t first = args.query_start_loc[r], last = args.query_start_loc[r + 1];
+  const int64_t context = args.seq_lens[r] - (last - first);
+  const int64_t sinks = windows.sink_tokens[r], recent = windows.recent_begin[r];
+  if (first == last) return nullptr;
+  if (sinks < 0 || recent < 0 || recent > context) {
+    return report(
+        "request %lld with %lld tokens before its chunk has %lld sink tokens and "
+        "recent tokens from %lld on",
+        r, context, sinks, recent);
+  }
+  // Later rows see no earlier tokens, and new sinks only in the chunk.
+  const SeenTokens seen = seen_tokens(args, r, context);
+  if (const char* error =
+          check_pages(args, r, {seen.sinks.begin, smaller(sinks, context)},
+                      windows.sink_pages + r * windows.sink_pages_stride, 0,
+                      windows.sink_pages_width)) {
+    return error;
+  }
+  return check_pages(args, r, {seen.recent.begin, context},
+                     windows.recent_pages + r * windows.recent_pages_stride,
+                     recent / kWindowPageTokens, windows.recent_pages_width);
+}
+
 bool same_blocks(const AttentionArgs& args, int a, int b, int64_t begin, int64_t end) {
   const int64_t block_size = args.cache.block_size;
   const int32_t* left = args.block_table + a * args.block_table_stride;
@@ -121,6 +164,8 @@ const char* check_segment(const AttentionArgs& args, int s,
 const char* check_batch(const AttentionArgs& args) {
   for (int r = 0; r < args.num_reqs; ++r) {
     if (const char* error = check_request(args, r)) return error;
+    if (args.windows.sink_tokens == nullptr) continue;
+    if (const char* error = check_windows(args, r)) return error;
   }
   if (args.num_segments == 0) return nullptr;
   std::vector<int32_t> next_tile(args.num_reqs, 0);

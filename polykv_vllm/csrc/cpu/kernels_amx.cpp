@@ -34,7 +34,10 @@
 #include "gemm_amx.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
+#include "seen_tokens.h"
 #include "attention-inl.h"
+#include "raw_rows-inl.h"
+#include "finish-inl.h"
 #include "table-inl.h"
 // clang-format on
 #pragma GCC pop_options
@@ -70,13 +73,10 @@ void attend_tiles(const AttentionArgs& args, const RowBlock& rows, int begin_til
 const KernelTable& amx_kernels() {
   const KernelTable& base = avx512_kernels();
   static const KernelTable table = {
-      "amx",
-      [] { return avx512_kernels().supported() && amx_usable(); },
-      base.store,
-      attend_tiles,
-      base.merge,
-      base.finish,
-      base.transform_queries,
+      "amx",       [] { return avx512_kernels().supported() && amx_usable(); },
+      base.store,  attend_tiles,
+      base.merge,  base.attend_raw,
+      base.finish, base.transform_queries,
   };
   return table;
 }

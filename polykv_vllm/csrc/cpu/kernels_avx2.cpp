@@ -32,7 +32,10 @@
 #include "gemm_madd.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
+#include "seen_tokens.h"
 #include "attention-inl.h"
+#include "raw_rows-inl.h"
+#include "finish-inl.h"
 #include "table-inl.h"
 // clang-format on
 #pragma GCC pop_options
@@ -49,6 +52,7 @@ const KernelTable& avx2_kernels() {
       store_entry,
       attend_entry<>,
       merge_entry,
+      attend_raw_entry,
       finish_entry,
       transform_queries_entry,
   };

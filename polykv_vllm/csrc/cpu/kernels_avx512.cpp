@@ -33,7 +33,10 @@
 #include "gemm_dot.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
+#include "seen_tokens.h"
 #include "attention-inl.h"
+#include "raw_rows-inl.h"
+#include "finish-inl.h"
 #include "table-inl.h"
 // clang-format on
 #pragma GCC pop_options
@@ -53,6 +56,7 @@ const KernelTable& avx512_kernels() {
       base.store,
       attend_entry<>,
       base.merge,
+      base.attend_raw,
       base.finish,
       base.transform_queries,
   };

@@ -34,7 +34,10 @@
 #include "gemm_dot.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
+#include "seen_tokens.h"
 #include "attention-inl.h"
+#include "raw_rows-inl.h"
+#include "finish-inl.h"
 #include "table-inl.h"
 // clang-format on
 #pragma GCC pop_options
@@ -53,13 +56,10 @@ bool has_avxvnni() {
 const KernelTable& avxvnni_kernels() {
   const KernelTable& base = avx2_kernels();
   static const KernelTable table = {
-      "avxvnni",
-      [] { return avx2_kernels().supported() && has_avxvnni(); },
-      base.store,
-      attend_entry<>,
-      base.merge,
-      base.finish,
-      base.transform_queries,
+      "avxvnni",   [] { return avx2_kernels().supported() && has_avxvnni(); },
+      base.store,  attend_entry<>,
+      base.merge,  base.attend_raw,
+      base.finish, base.transform_queries,
   };
   return table;
 }

@@ -34,7 +34,10 @@
 #include "gemm_dot.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
+#include "seen_tokens.h"
 #include "attention-inl.h"
+#include "raw_rows-inl.h"
+#include "finish-inl.h"
 #include "table-inl.h"
 // clang-format on
 #pragma GCC pop_options
@@ -43,10 +46,10 @@ namespace polykv {
 
 const KernelTable& neon_kernels() {
   static const KernelTable table = {
-      "neon",      [] { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; },
-      store_entry, attend_entry<>,
-      merge_entry, finish_entry,
-      transform_queries_entry,
+      "neon",       [] { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; },
+      store_entry,  attend_entry<>,
+      merge_entry,  attend_raw_entry,
+      finish_entry, transform_queries_entry,
   };
   return table;
 }

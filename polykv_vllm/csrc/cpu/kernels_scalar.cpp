@@ -24,7 +24,10 @@
 #include "gemm_scalar.h"
 #include "softmax-inl.h"
 #include "tile_reader-inl.h"
+#include "seen_tokens.h"
 #include "attention-inl.h"
+#include "raw_rows-inl.h"
+#include "finish-inl.h"
 #include "table-inl.h"
 // clang-format on
 
@@ -32,9 +35,8 @@ namespace polykv {
 
 const KernelTable& scalar_kernels() {
   static const KernelTable table = {
-      "scalar",       [] { return true; }, store_entry,
-      attend_entry<>, merge_entry,         finish_entry,
-      transform_queries_entry,
+      "scalar",    [] { return true; }, store_entry,  attend_entry<>,
+      merge_entry, attend_raw_entry,    finish_entry, transform_queries_entry,
   };
   return table;
 }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "seen_tokens.h"
+
 namespace polykv {
 namespace {
 
@@ -51,11 +53,15 @@ class Planner {
     return args_.seq_lens[request] - query_len(request);
   }
 
-  // First tile that row `row` of the request attends to.
+  // What row `row` of the request attends to of the cache.
+  TokenSpan cached(int request, int row) const {
+    return seen_tokens(args_, request, context(request) + row / group_).cached;
+  }
   int first_tile(int request, int row) const {
-    if (args_.sliding_window <= 0) return 0;
-    const int begin = context(request) + row / group_ + 1 - args_.sliding_window;
-    return std::max(0, begin) / kTileTokens;
+    return static_cast<int>(cached(request, row).begin / kTileTokens);
+  }
+  int tiles_end(int request, int row) const {
+    return static_cast<int>((cached(request, row).end + kTileTokens - 1) / kTileTokens);
   }
 
   void push(int level, const Draft& draft) {
@@ -79,8 +85,7 @@ class Planner {
       for (int row = 0; row < rows; row += step) {
         const int count = std::min(step, rows - row);
         const int begin = std::max(progress.tile, first_tile(request, row));
-        const int seen = context(request) + (row + count - 1) / group_ + 1;
-        const int end = last ? (seen + kTileTokens - 1) / kTileTokens : end_tile;
+        const int end = last ? tiles_end(request, row + count - 1) : end_tile;
         const int first_run = static_cast<int>(plan_.runs.size());
         push_run({request, row, count});
         push(progress.level, {head, first_run, 1, count, begin, end, last});

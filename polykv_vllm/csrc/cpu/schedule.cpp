@@ -22,18 +22,25 @@ int thread_count(int requested) {
   return requested > 0 ? requested : omp_get_max_threads();
 }
 
-// The states of one pass: `total` of its finished splits and `split`, the open one.
+// The states of one pass: `total` of its finished splits, `split`, the open one, and
+// with windows `raw`.
 struct PassState {
-  StateBuffer total, split;
-  PassState(int max_rows, int head_dim)
-      : total(max_rows, head_dim), split(max_rows, head_dim) {}
+  StateBuffer total, split, raw;
+  PassState(int max_rows, int head_dim, bool windows)
+      : total(max_rows, head_dim),
+        split(max_rows, head_dim),
+        raw(windows ? max_rows : 0, head_dim) {}
 };
 
 class Runner {
  public:
-  Runner(const KernelTable& table, const AttentionArgs& args)
+  // `original`: with the queries as the model made them.
+  Runner(const KernelTable& table, const AttentionArgs& args,
+         const AttentionArgs& original)
       : table_(table),
         args_(args),
+        original_(original),
+        has_windows_(args.windows.sink_tokens != nullptr),
         plan_(plan_passes(args)),
         head_dim_(args.cache.head_dim),
         group_(args.num_heads / args.cache.num_kv_heads),
@@ -74,13 +81,20 @@ class Runner {
     const RowState total = state.total.state(), split = state.split.state();
     if (pass.last) {
       table_.merge(pass.rows.num_rows, head_dim_, total, split);
-      table_.finish(args_, pass.rows, total);
+      const RowState none = {nullptr, nullptr, nullptr};
+      table_.finish(args_, pass.rows, total, has_windows_ ? state.raw.state() : none);
       return;
     }
     for_each_run(pass, total, split, [&](const RowRun& run, RowState t, RowState s) {
       copy_state(t, stored(totals_, pass, run), run.num_rows, head_dim_);
       copy_state(s, stored(splits_, pass, run), run.num_rows, head_dim_);
     });
+  }
+
+  // Once for each row: its last pass is over rows of its request alone.
+  void attend_raw(const Pass& pass, PassState& state) const {
+    if (!has_windows_ || !pass.last) return;
+    table_.attend_raw(original_, pass.rows, state.raw.neutral(pass.rows.num_rows));
   }
 
   template <typename Fn>
@@ -107,13 +121,14 @@ class Runner {
   void run_whole(int begin, int end) {
 #pragma omp parallel num_threads(threads_)
     {
-      PassState state(max_rows_, head_dim_);
+      PassState state(max_rows_, head_dim_, has_windows_);
 #pragma omp for schedule(dynamic, 1)
       for (int i = end - 1; i >= begin; --i) {
         const Pass& pass = plan_.passes[i];
         load(pass, state);
         table_.attend(args_, pass.rows, pass.begin_tile, pass.end_tile,
                       state.total.state(), state.split.state());
+        attend_raw(pass, state);
         close(pass, state);
       }
     }
@@ -146,8 +161,9 @@ class Runner {
     const std::vector<Part> parts = make_parts(begin, end);
     const int num_parts = static_cast<int>(parts.size());
     const int wave = std::min(num_parts, kMaxPartials);
-    const PassState empty(max_rows_, head_dim_);
-    std::vector<PassState> states(end - begin, empty), partials(wave, empty);
+    const PassState empty(max_rows_, head_dim_, has_windows_);
+    std::vector<PassState> states(end - begin, empty);
+    std::vector<PassState> partials(wave, PassState(max_rows_, head_dim_, false));
     for (int i = begin; i < end; ++i) load(plan_.passes[i], states[i - begin]);
     for (int start = 0; start < num_parts; start += wave) {
       const int count = std::min(wave, num_parts - start);
@@ -160,6 +176,10 @@ class Runner {
         const Part& part = parts[start + p];
         fold_part(part, states[part.pass - begin], partials[p]);
       }
+    }
+    if (has_windows_) {
+#pragma omp parallel for num_threads(threads_) schedule(dynamic, 1)
+      for (int i = begin; i < end; ++i) attend_raw(plan_.passes[i], states[i - begin]);
     }
     for (int i = begin; i < end; ++i) close(plan_.passes[i], states[i - begin]);
   }
@@ -183,7 +203,8 @@ class Runner {
   }
 
   const KernelTable& table_;
-  const AttentionArgs& args_;
+  const AttentionArgs &args_, &original_;
+  const bool has_windows_;
   const PassPlan plan_;
   const int head_dim_, group_, threads_;
   const int64_t stored_rows_;
@@ -230,7 +251,7 @@ std::unique_ptr<float[]> transformed_queries(const KernelTable& table,
 
 void run_attention(const KernelTable& table, const AttentionArgs& args) {
   if (args.query_transform.matrices == nullptr || args.num_reqs == 0) {
-    return Runner(table, args).run();
+    return Runner(table, args, args).run();
   }
   const std::unique_ptr<float[]> query = transformed_queries(table, args);
   AttentionArgs plain = args;
@@ -239,7 +260,7 @@ void run_attention(const KernelTable& table, const AttentionArgs& args) {
   plain.query_head_stride = args.cache.head_dim;
   plain.query_token_stride = int64_t{args.num_heads} * args.cache.head_dim;
   plain.query_transform = {};
-  Runner(table, plain).run();
+  Runner(table, plain, args).run();
 }
 
 }  // namespace polykv

@@ -33,7 +33,8 @@ struct RowParams {
   float to_tanh;       // query scale * softmax scale / soft cap
   float slope;         // ALiBi slope * log2(e)
   int32_t correction;  // -bias * sum of the query codes; affine keys: that sum
-  int64_t begin, end;  // positions that the row attends to; it is at the last one
+  int64_t begin, end;  // positions that the row attends to here
+  int64_t position;    // of the row itself
 };
 
 // What happens to all scores of a call before the softmax, in base 2.
@@ -123,12 +124,13 @@ inline void apply_terms(const ScoreTerms& terms, const RowParams& row,
   const VecF scale = set1(row.scale), to_tanh = set1(row.to_tanh);
   const VecF cap = set1(terms.cap), slope = set1(row.slope);
   const int64_t begin = row.begin - tile_begin, end = row.end - tile_begin;
+  const int64_t position = row.position - tile_begin;
   VecF largest = set1(-kInf);
   for (int t = 0; t < subtiles * 16; t += 16) {
     VecF score = load(x + t);
     score = terms.cap > 0 ? mul(cap, tanh(mul(score, to_tanh))) : mul(score, scale);
     if (row.slope != 0) {
-      const VecI distance = add_i(lanes, set1_i(static_cast<int32_t>(t + 1 - end)));
+      const VecI distance = add_i(lanes, set1_i(static_cast<int32_t>(t - position)));
       score = fma(to_float(distance), slope, score);
     }
     score = select(tokens_mask(begin, end, t), score, set1(-kInf));
@@ -274,7 +276,7 @@ inline void tile_softmax(const GemmShape& shape, const RowParams* params,
 struct Fold {
   alignas(64) float old[16], fresh[16];
   alignas(64) float zero[16];  // of a tile with affine values: is added, too
-  uint32_t valid;  // rows that the part has anything of
+  uint32_t valid;              // rows that the part has anything of
 };
 
 // Updates maxima and sums of up to 16 rows from `first` on. `factor`: the value of one

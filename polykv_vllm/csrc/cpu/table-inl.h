@@ -39,10 +39,16 @@ inline void merge_entry(int num_rows, int head_dim, RowState state, RowState par
   with_head_dim(head_dim, [&](auto dim) { merge_rows<dim>(num_rows, state, part); });
 }
 
-inline void finish_entry(const AttentionArgs& args, const RowBlock& rows,
-                         RowState state) {
+inline void attend_raw_entry(const AttentionArgs& args, const RowBlock& rows,
+                             RowState raw) {
   with_head_dim(args.cache.head_dim,
-                [&](auto dim) { finish_rows<dim>(args, rows, state); });
+                [&](auto dim) { attend_raw<dim>(args, rows, raw); });
+}
+
+inline void finish_entry(const AttentionArgs& args, const RowBlock& rows,
+                         RowState state, RowState raw) {
+  with_head_dim(args.cache.head_dim,
+                [&](auto dim) { finish_rows<dim>(args, rows, state, raw); });
 }
 
 inline void transform_queries_entry(const AttentionArgs& args, int64_t begin,

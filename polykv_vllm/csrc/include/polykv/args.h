@@ -76,6 +76,32 @@ struct LogitTerms {
   float soft_cap;             // > 0: logits become cap * tanh(logit / cap), first
 };
 
+// Tokens of a page of raw keys and values.
+constexpr int kWindowPageTokens = 32;
+
+// Which tokens each request's queries see as the model made them, and where copies of
+// those before the chunk are (ops/windows.py).
+struct Windows {
+  const int32_t* sink_tokens;   // [num_reqs], or null: there are no windows
+  const int32_t* recent_begin;  // [num_reqs]
+  const int32_t* sink_pages;    // [num_reqs, sink_pages_stride]
+  const int32_t* recent_pages;  // [num_reqs, recent_pages_stride]
+  int64_t sink_pages_stride, recent_pages_stride;  // elements
+  int32_t sink_pages_width, recent_pages_width;
+  int32_t recent_tokens;
+};
+
+// Raw keys and values of one layer, in the dtype of the output.
+struct RawRows {
+  const void* key;    // [num_tokens, num_kv_heads, head_dim]: the chunk's
+  const void* value;  // same shape
+  const void* cache;  // [num_pages, 2, num_kv_heads, kWindowPageTokens, head_dim]
+  int64_t key_token_stride, key_head_stride;  // elements
+  int64_t value_token_stride, value_head_stride;
+  int64_t num_pages;
+  int64_t page_stride, kind_stride, head_stride;
+};
+
 // Causal attention of the query rows of `num_reqs` requests over their cached tokens.
 struct AttentionArgs {
   Cache cache;
@@ -93,12 +119,14 @@ struct AttentionArgs {
   int64_t num_rows;  // token rows of query and output, for the bounds check
   RowTransform query_transform;
   LogitTerms logits;
+  Windows windows;
+  RawRows raw;
   int32_t block_table_width;  // elements
   int32_t num_reqs;
   int32_t num_segments;
   int32_t num_heads;
   int32_t sliding_window;  // keys a query sees, itself included; <= 0: all
-  DType dtype;  // of the output
+  DType dtype;             // of the output
   DType query_dtype;
   float scale;
   int32_t fast;  // 1: probabilities in 8 bits, not 16

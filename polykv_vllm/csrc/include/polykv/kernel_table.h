@@ -53,8 +53,13 @@ struct KernelTable {
                  int end_tile, RowState total, RowState split);
   // state = merge(state, part): the fold that `attend` itself uses after a split.
   void (*merge)(int num_rows, int head_dim, RowState state, RowState part);
-  // Normalises, rotates back, converts and writes the rows.
-  void (*finish)(const AttentionArgs& args, const RowBlock& rows, RowState state);
+  // Attends to the raw keys and values that the rows see, which are one run; `raw` is
+  // neutral. The queries of `args` are as the model made them.
+  void (*attend_raw)(const AttentionArgs& args, const RowBlock& rows, RowState raw);
+  // Normalises, rotates back, adds what raw values contribute, converts and writes the
+  // rows. Without windows `raw` holds null pointers.
+  void (*finish)(const AttentionArgs& args, const RowBlock& rows, RowState state,
+                 RowState raw);
   // Queries of tokens begin..end times the matrices of their transform, to fp32
   // [num_tokens, num_heads, head_dim].
   void (*transform_queries)(const AttentionArgs& args, int64_t begin, int64_t end,

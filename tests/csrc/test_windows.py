@@ -92,8 +92,9 @@ def test_logit_terms(kind: str, sliding: int) -> None:
     [
         transform_of("channel_scale_hadamard", 64),
         random_transform(2, 64, 4.0),
+        KeyTransform(centers=torch.linspace(-2, 2, 128).view(2, 64)),
     ],
-    ids=["scales and Hadamard", "matrix"],
+    ids=["scales and Hadamard", "matrix", "centers"],
 )
 @ISAS
 def test_raw_keys_meet_the_query_as_it_came(isa: str, transform: KeyTransform) -> None:

@@ -86,6 +86,11 @@ struct Batch {
   std::vector<int32_t> table, seq_lens, starts{0};
   std::vector<float> multipliers;
   int64_t tile_bytes;
+  // Raw rows: those of the chunks, and pages that all requests read from.
+  static constexpr int kNumPages = 5;
+  std::vector<uint8_t> raw_key, raw_value, raw_cache;
+  std::vector<int32_t> sink_tokens, recent_begin, pages;
+  int32_t granules;
 
   explicit Batch(const Case& c, Random& random) : shape(c) {
     for (const Request& r : c.requests) {
@@ -112,6 +117,15 @@ struct Batch {
     tile_bytes = TileLayout(c.format, c.head_dim, c.block_size).tile_bytes;
     garbage.resize(blocks * kKvHeads * tile_bytes);
     for (uint8_t& byte : garbage) byte = static_cast<uint8_t>(random.bits());
+    raw_key = rows(random, queries * row, c.dtype);
+    raw_value = rows(random, queries * row, c.dtype);
+    raw_cache = rows(random, kNumPages * 2 * row * kWindowPageTokens, c.dtype);
+    sink_tokens.assign(c.requests.size(), 4);
+    recent_begin.assign(c.requests.size(), 0);
+    granules = width * c.block_size / kWindowPageTokens + 1;
+    for (size_t i = 0; i < c.requests.size() * granules; ++i) {
+      pages.push_back(static_cast<int32_t>(i % kNumPages));
+    }
   }
 
   Cache cache(std::vector<uint8_t>& bytes) const {
@@ -120,8 +134,8 @@ struct Batch {
   }
 
   RowTransform transform() const {
-    if (!shape.transform) return {nullptr, nullptr, 0};
-    return {multipliers.data(), nullptr, 1};
+    if (!shape.transform) return {};
+    return {nullptr, multipliers.data(), nullptr, 1};
   }
 
   std::vector<uint8_t> store(int isa) const {
@@ -141,7 +155,32 @@ struct Batch {
     return bytes;
   }
 
-  std::vector<uint8_t> attend(int isa, std::vector<uint8_t> bytes) const {
+  // With windows of full precision: four sinks and the last 40 tokens.
+  void add_windows(AttentionArgs& args) const {
+    const int64_t row = shape.head_dim, head = row * kWindowPageTokens;
+    args.windows = {sink_tokens.data(),
+                    recent_begin.data(),
+                    pages.data(),
+                    pages.data(),
+                    granules,
+                    granules,
+                    granules,
+                    granules,
+                    40};
+    args.raw = {raw_key.data(),
+                raw_value.data(),
+                raw_cache.data(),
+                kKvHeads * row,
+                row,
+                kKvHeads * row,
+                row,
+                kNumPages,
+                2 * kKvHeads * head,
+                kKvHeads * head,
+                head};
+  }
+
+  std::vector<uint8_t> attend(int isa, std::vector<uint8_t> bytes, bool windows) const {
     std::vector<uint8_t> output(query.size());
     AttentionArgs args{};
     args.cache = cache(bytes);
@@ -163,6 +202,7 @@ struct Batch {
     args.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
     args.fast = shape.fast;
     args.num_threads = 1;
+    if (windows) add_windows(args);
     check(polykv_paged_attention(isa, &args));
     return output;
   }
@@ -220,8 +260,11 @@ int main() {
       const Batch batch(cases[number], random);
       const std::vector<uint8_t> bytes = batch.store(scalar);
       if (differs("store", name, number, batch.store(isa), bytes)) continue;
-      equal += !differs("attention", name, number, batch.attend(isa, bytes),
-                        batch.attend(scalar, bytes));
+      const auto agrees = [&](const char* what, bool windows) {
+        return !differs(what, name, number, batch.attend(isa, bytes, windows),
+                        batch.attend(scalar, bytes, windows));
+      };
+      equal += agrees("attention", false) && agrees("attention with windows", true);
     }
     std::printf("%s: %zu of %zu cases equal\n", name, equal, cases.size());
     if (equal < cases.size()) status = 1;

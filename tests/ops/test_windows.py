@@ -36,7 +36,7 @@ def changed_rows(batch: Batch, **changes: Any) -> Batch:
 
 WINDOWS = {
     "negative": ({"recent_tokens": -1}, "at least 0, not -1"),
-    "sinks dtype": ({"sink_tokens": torch.tensor([4, 4])}, "sink_tokens .* int64"),
+    "sinks dtype": ({"sink_tokens": torch.tensor([4, 4])}, "sink_tokens .*int64"),
     "begin dims": ({"recent_begin": int32([0], [0])}, "recent_begin"),
     "pages dims": ({"sink_pages": int32(0, 1)}, "sink_pages"),
     "few requests": ({"recent_begin": int32(0)}, "recent_begin has 1 of 2 requests"),

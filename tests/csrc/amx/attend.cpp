@@ -33,6 +33,7 @@
 #endif
 #include "cpu/softmax-inl.h"
 #include "cpu/tile_reader-inl.h"
+#include "cpu/seen_tokens.h"
 #include "cpu/attention-inl.h"
 // clang-format on
 

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What windows of full precision take: pages, bytes, and how many sequences have them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PAGE_TOKENS = 32
+"""Tokens of a raw page. Block sizes are multiples of this."""
+
+MEMORY_SHARE = 0.25
+"""Most of the cache memory that raw pages take, unless their number is asked for."""
+
+
+class WindowError(ValueError):
+    """Windows cannot be had as asked; the message says what is possible."""
+
+
+@dataclass(frozen=True)
+class WindowSizes:
+    """How many tokens of a sequence are seen in full precision.
+
+    Attributes:
+        sink_tokens: First tokens of the sequence.
+        recent_tokens: Newest tokens, a query's own included.
+        draft_tokens: Tokens of a step that may be rejected and computed anew.
+
+    """
+
+    sink_tokens: int
+    recent_tokens: int
+    draft_tokens: int = 0
+
+    @property
+    def sink_pages(self) -> int:
+        """Pages of the first tokens of one sequence."""
+        return -(-self.sink_tokens // PAGE_TOKENS)
+
+    @property
+    def recent_pages(self) -> int:
+        """Most pages that the newest tokens of one sequence touch between two steps."""
+        tokens = self.kept_tokens()
+        return (tokens - 2) // PAGE_TOKENS + 2 if tokens else 0
+
+    @property
+    def pages_per_sequence(self) -> int:
+        """Pages that a running sequence may need."""
+        return self.sink_pages + self.recent_pages
+
+    def kept_tokens(self, sliding_window: int = -1) -> int:
+        """Count the newest tokens that a sequence keeps for its next step.
+
+        Of a window of W tokens the query's own is new; tokens before those that a step
+        may reject must be there, too.
+
+        Args:
+            sliding_window: Tokens that the layer sees; -1 for all.
+
+        """
+        reach = self.recent_tokens
+        if sliding_window >= 0:
+            reach = min(reach, sliding_window)
+        return reach - 1 + self.draft_tokens if reach > 1 else 0
+
+
+def page_bytes(num_kv_heads: int, head_size: int, itemsize: int) -> int:
+    """Return the bytes of a raw page in one layer: keys and values."""
+    return 2 * num_kv_heads * PAGE_TOKENS * head_size * itemsize
+
+
+@dataclass(frozen=True)
+class WindowPlan:
+    """What an engine sets aside for windows.
+
+    Attributes:
+        sizes: Of the windows.
+        num_sequences: Sequences that run at once, at most.
+
+    """
+
+    sizes: WindowSizes
+    num_sequences: int
+
+    @property
+    def num_pages(self) -> int:
+        """Raw pages of each layer."""
+        return self.num_sequences * self.sizes.pages_per_sequence
+
+
+def plan_windows(
+    sizes: WindowSizes,
+    page_bytes: Sequence[int],
+    memory: Sequence[int],
+    max_sequences: int,
+    is_asked: bool,
+) -> WindowPlan:
+    """Say how many sequences get windows.
+
+    Args:
+        sizes: Of the windows.
+        page_bytes: Bytes of a page in all layers of each worker.
+        memory: Bytes that each worker has for its cache, pages included.
+        max_sequences: Most sequences at once.
+        is_asked: Whether that many are asked for by name; else there are fewer where
+            their pages would take more than `MEMORY_SHARE` of the memory.
+
+    Raises:
+        WindowError: The memory is too small.
+
+    """
+    share = 1.0 if is_asked else MEMORY_SHARE
+    workers = [
+        (total, size * sizes.pages_per_sequence)
+        for total, size in zip(memory, page_bytes, strict=True)
+        if size
+    ]
+    fitting = [int(total * share) // each for total, each in workers if each]
+    num_sequences = min([max_sequences, *fitting])
+    if num_sequences < (max_sequences if is_asked else 1):
+        total, each = min(workers, key=lambda worker: worker[0] / worker[1])
+        raise WindowError(
+            f"windows of {sizes.sink_tokens} first and {sizes.recent_tokens} last "
+            f"tokens take {each / 2**20:.1f} MiB for each sequence: {max_sequences} "
+            f"sequences do not fit into {share:.0%} of the cache memory of "
+            f"{total / 2**20:.1f} MiB. Possible: {int(total * share) // each} "
+            "sequences (--max-num-seqs, or the option windows.max_sequences), a larger "
+            "--kv-cache-memory-bytes, or smaller windows"
+        )
+    return WindowPlan(sizes, num_sequences)

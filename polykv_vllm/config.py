@@ -8,8 +8,42 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from polykv_vllm.errors import OptionError
 from polykv_vllm.pool.options import PoolConfig
+from polykv_vllm.windows.sizes import RECOMMENDED_WINDOWS, WindowSizes
 
 OPTIONS_KEY = "polykv"
+
+
+class WindowConfig(BaseModel):
+    """Tokens that are also held in the model's dtype and attended in full precision."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    sink_tokens: int = Field(
+        default=RECOMMENDED_WINDOWS[0],
+        ge=0,
+        description="first tokens of a sequence",
+    )
+    recent_tokens: int = Field(
+        default=RECOMMENDED_WINDOWS[1],
+        ge=0,
+        description="last tokens before and with the one that attends",
+    )
+    max_sequences: int | None = Field(
+        default=None,
+        ge=1,
+        description="sequences that run at once, each of which has windows; null is "
+        "--max-num-seqs, or fewer where they would take over a quarter of the cache "
+        "memory",
+    )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any token is seen in full precision."""
+        return self.sink_tokens > 0 or self.recent_tokens > 0
+
+    def sizes(self, draft_tokens: int = 0) -> WindowSizes:
+        """Return the sizes of the windows of an engine that speculates so far."""
+        return WindowSizes(self.sink_tokens, self.recent_tokens, draft_tokens)
 
 
 class PolyKVConfig(BaseModel):
@@ -63,10 +97,18 @@ class PolyKVConfig(BaseModel):
         "values are folded into the weights; auto takes MODEL/polykv where it is "
         "there, none takes no calibration",
     )
+    windows: WindowConfig | None = Field(
+        default=None,
+        description="first and last tokens of a sequence that are attended in full "
+        "precision (docs/windows.md); null: none",
+    )
     pool: PoolConfig = Field(
         default=PoolConfig(),
         description="blocks on disk and pinned prefixes (docs/pool.md)",
     )
+
+
+_MAPPINGS: dict[str, type[BaseModel]] = {"windows": WindowConfig, "pool": PoolConfig}
 
 
 def parse_options(additional_config: Any) -> PolyKVConfig:
@@ -104,15 +146,15 @@ def key_treatments() -> tuple[str, ...]:
 
 
 def _allowed(name: str) -> str:
-    if name == "pool":
-        return _describe_pool()
+    if name in _MAPPINGS:
+        return _describe_mapping(name)
     choices = _choices(name)
     return f"one of {', '.join(choices)}" if choices else "a folder, 'auto' or 'none'"
 
 
-def _describe_pool() -> str:
-    names = ", ".join(PoolConfig.model_fields)
-    return f"a mapping of {names}; see docs/pool.md"
+def _describe_mapping(name: str) -> str:
+    names = ", ".join(_MAPPINGS[name].model_fields)
+    return f"a mapping of {names}; see docs/{name}.md"
 
 
 def _choices(name: str) -> list[str]:
@@ -128,7 +170,7 @@ def _explain(error: Any) -> str:
     where = f"additional_config[{OPTIONS_KEY!r}][{name!r}] = {error['input']!r}"
     if error["type"] == "extra_forbidden":
         return f"{where}: there is no such option; options: {describe_options()}"
-    if name.startswith("pool"):
-        return f"{where}: {error['msg']}; pool is {_describe_pool()}"
+    if (option := name.partition(".")[0]) in _MAPPINGS:
+        return f"{where}: {error['msg']}; {option} is {_describe_mapping(option)}"
     allowed = ", ".join(_choices(name)) or _allowed(name)
     return f"{where}: not allowed; allowed: {allowed}"

@@ -81,6 +81,8 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         parallel = vllm_config.parallel_config
         self.recorder = open_recorder(parallel.data_parallel_index, parallel.rank)
         self.recorder_layer = self.recorder.add_layer()
+        # Raw pages, made with the cache (attention/window_memory.py).
+        self.window_cache: torch.Tensor | None = None
         options = parse_options(vllm_config.additional_config)
         self._device = kernel_device()
         default = ops.default_isa(self._device)
@@ -199,8 +201,9 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         Args:
             layer: The attention layer (unused).
             query: `[num_tokens, num_heads, head_size]`.
-            key: Unused: `do_kv_cache_update` has stored it.
-            value: Unused, like `key`.
+            key: `[num_tokens, num_kv_heads, head_size]`; used with windows of full
+                precision only: `do_kv_cache_update` has stored it.
+            value: Like `key`.
             kv_cache: `[num_blocks, num_kv_heads, block_size, slot_bytes]` uint8.
             attn_metadata: The batch; None while vLLM profiles or warms up.
             output: Like `query`; written.
@@ -222,7 +225,15 @@ class PolyKVImpl(AttentionImpl[PolyKVMetadata]):
         start = perf_counter()
         if not self._has_final_sinks:  # by a loader that does not say so
             self._take_sinks()
-        self._attend(query, kv_cache, output, attn_metadata.batch)
+        windows = attn_metadata.windows
+        if windows is None:
+            self._attend(query, kv_cache, output, attn_metadata.batch)
+        else:
+            assert self.window_cache is not None
+            raw = ops.RawRows(key, value, self.window_cache)
+            self._attend(query, kv_cache, output, attn_metadata.batch, raw)
+            # After it: a page that this step reads may get another granule's tokens.
+            windows.write(key, value, self.window_cache)
         if self._device == "cpu":
             seconds = perf_counter() - start
             self.recorder.add_attention_seconds(seconds, self.recorder_layer)

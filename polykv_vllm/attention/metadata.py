@@ -15,6 +15,7 @@ from vllm.v1.attention.backend import (
 
 from polykv_vllm import ops
 from polykv_vllm.attention.sharing import SharingPlanner
+from polykv_vllm.attention.windows import GroupWindows, StepWindows
 from polykv_vllm.config import parse_options
 
 
@@ -47,6 +48,7 @@ class PolyKVMetadata(AttentionMetadata):
         forest: Blocks that several requests read; None where sharing is off, and on
             GPUs, which find them themselves.
         host: What the host knows of a batch on a GPU; None on CPUs.
+        windows: Tokens that are seen in full precision; None without windows.
 
     """
 
@@ -57,6 +59,7 @@ class PolyKVMetadata(AttentionMetadata):
     slot_mapping: torch.Tensor
     forest: ops.PrefixForest | None = None
     host: HostLengths | None = None
+    windows: StepWindows | None = None
 
     @cached_property
     def batch(self) -> ops.AttentionBatch | ops.DeviceBatch:
@@ -71,7 +74,11 @@ class PolyKVMetadata(AttentionMetadata):
                 self.host.share,
             )
         return ops.AttentionBatch(
-            self.block_table, self.seq_lens, self.query_start_loc, self.forest
+            self.block_table,
+            self.seq_lens,
+            self.query_start_loc,
+            self.forest,
+            None if self.windows is None else self.windows.batch,
         )
 
 
@@ -106,7 +113,8 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         own = {name: layers[name] for name in layer_names}
         require_key_transforms(own)
         require_calibration(own, vllm_config.model_config)
-        self._share = parse_options(vllm_config.additional_config).prefix_sharing
+        options = parse_options(vllm_config.additional_config)
+        self._share = options.prefix_sharing
         self._planner = SharingPlanner(
             kv_cache_spec,
             len(layer_names),
@@ -115,6 +123,9 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
             ),
             self._share,
         )
+        # Set when the cache is there (attention/window_memory.py).
+        self.windows: GroupWindows | None = None
+        self._needs_windows = options.windows is not None and options.windows.is_used
 
     def build(
         self,
@@ -142,7 +153,7 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
             slot_mapping=common.slot_mapping,
             host=self._host_lengths(common),
         )
-        return self._with_forest(metadata)
+        return self._completed(metadata)
 
     def update_block_table(
         self,
@@ -155,7 +166,7 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         other = replace(
             metadata, block_table=blk_table[:num_reqs], slot_mapping=slot_mapping
         )
-        return self._with_forest(other)
+        return self._completed(other)
 
     def _host_lengths(self, common: CommonAttentionMetadata) -> HostLengths | None:
         """Return what is known without waiting for the device; None on CPUs."""
@@ -169,10 +180,14 @@ class PolyKVMetadataBuilder(AttentionMetadataBuilder[PolyKVMetadata]):
         starts = common.query_start_loc_cpu[: num_reqs + 1].clone()
         return HostLengths(longest[:num_reqs].int().clone(), starts, self._share)
 
-    def _with_forest(self, metadata: PolyKVMetadata) -> PolyKVMetadata:
+    def _completed(self, metadata: PolyKVMetadata) -> PolyKVMetadata:
+        """Find what the requests share, and which tokens they see raw."""
         if metadata.host is not None:
             return metadata
-        forest = self._planner.plan(
-            metadata.block_table, metadata.seq_lens, metadata.query_start_loc
-        )
-        return replace(metadata, forest=forest)
+        batch = metadata.block_table, metadata.seq_lens, metadata.query_start_loc
+        windows = None
+        if self._needs_windows:
+            if self.windows is None:
+                raise RuntimeError("the cache was made without pages for windows")
+            windows = self.windows.plan_step(*batch)
+        return replace(metadata, forest=self._planner.plan(*batch), windows=windows)

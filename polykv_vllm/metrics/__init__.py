@@ -9,6 +9,7 @@ writes it, `collector` reads it, `worker_file` is the only module that knows its
 from polykv_vllm.metrics.recorder import (
     BatchSharing,
     Recorder,
+    WindowCounts,
     get_recorder,
     open_recorder,
 )
@@ -18,6 +19,7 @@ __all__ = [
     "UNSHARED_REASONS",
     "BatchSharing",
     "Recorder",
+    "WindowCounts",
     "get_recorder",
     "open_recorder",
 ]

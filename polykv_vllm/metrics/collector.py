@@ -85,6 +85,7 @@ class PolyKVCollector(Collector):
             *self._times(workers),
             *self._gauges(engines),
             *self._pins(pins),
+            *self._windows(engines),
         ]
 
     def _steps(self, engines: list[list[wf.WorkerFigures]]) -> Metric:
@@ -138,6 +139,33 @@ class PolyKVCollector(Collector):
                 series = [self._model_name, str(engine)]
                 metric.add_metric(series, getattr(figures, name))
             yield metric
+
+    def _windows(self, engines: list[list[wf.WorkerFigures]]) -> Iterator[Metric]:
+        """Yield the metrics of windows of full precision; no samples without them."""
+        labels = ["model_name", "engine"]
+        leaders = [leader for leader, *_ in engines if leader.values[wf.WINDOW_PAGES]]
+        text = (
+            "Pairs of a query token and a cached token that were to be attended to in "
+            "full precision and were as compressed, because the raw copy was gone; "
+            "once for each KV cache group."
+        )
+        missing = _counter("window_missing_tokens", text, labels)
+        for leader in leaders:
+            missing.add_metric(self._labels(leader), leader.values[wf.WINDOW_MISSING])
+        yield missing
+        text = (
+            "Raw pages of windows of full precision: state=held by running requests, "
+            "kept with blocks for requests that continue from them, or free."
+        )
+        pages = GaugeMetricFamily(
+            "vllm:polykv_window_pages", text, labels=[*labels, "state"]
+        )
+        for leader in leaders:
+            held, kept = leader.values[wf.WINDOW_HELD], leader.values[wf.WINDOW_KEPT]
+            free = leader.values[wf.WINDOW_PAGES] - held - kept
+            for state, count in (("held", held), ("kept", kept), ("free", free)):
+                pages.add_metric([*self._labels(leader), state], count)
+        yield pages
 
     def _labels(self, worker: wf.WorkerFigures) -> list[str]:
         return [self._model_name, str(worker.engine)]

@@ -47,6 +47,25 @@ class BatchSharing:
     build_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class WindowCounts:
+    """The raw pages of one KV cache group after a step.
+
+    Attributes:
+        pages: How many there are.
+        held: Those of running requests.
+        kept: Those that only requests would use which continue from their blocks.
+        missing_pairs: Pairs of a query token and a cached token that were to be
+            attended to in full precision and were as compressed, in this step.
+
+    """
+
+    pages: int
+    held: int
+    kept: int
+    missing_pairs: int
+
+
 class Recorder:
     """Adds to one worker's figures; used by one thread.
 
@@ -64,12 +83,14 @@ class Recorder:
         "_num_groups",
         "_num_layers",
         "_store_seconds",
+        "_windows",
     )
 
     def __init__(self, figures: wf.Figures) -> None:
         self._figures = figures
         self._num_layers = 0
         self._num_groups = 0
+        self._windows: list[WindowCounts] = []
         self._attention_seconds: float = figures[wf.ATTENTION_SECONDS]
         self._store_seconds: float = figures[wf.STORE_SECONDS]
 
@@ -109,6 +130,26 @@ class Recorder:
             raise ValueError(f"metrics have room for {wf.MAX_GROUPS} KV cache groups")
         self._num_groups += 1
         return self._num_groups - 1
+
+    def add_window_group(self) -> int:
+        """Return the number under which a KV cache group records its raw pages."""
+        self._windows.append(WindowCounts(0, 0, 0, 0))
+        return len(self._windows) - 1
+
+    def record_windows(self, counts: WindowCounts, group: int) -> None:
+        """Add what was missing, and make the pages of all groups the latest.
+
+        Args:
+            counts: Of one group.
+            group: From `add_window_group`.
+
+        """
+        self._windows[group] = counts
+        figures = self._figures
+        figures[wf.WINDOW_MISSING] += counts.missing_pairs
+        figures[wf.WINDOW_PAGES] = sum(each.pages for each in self._windows)
+        figures[wf.WINDOW_HELD] = sum(each.held for each in self._windows)
+        figures[wf.WINDOW_KEPT] = sum(each.kept for each in self._windows)
 
     def record_batch(self, batch: BatchSharing, group: int = 0) -> None:
         """Add a batch's counts and make its gauges the latest.

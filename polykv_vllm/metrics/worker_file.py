@@ -4,8 +4,8 @@
     offset  bytes
          0      8  MAGIC, the last byte is the version
          8     56  zeros
-        64     16 * 8  counters, float64: STEPS ... SHARED_TOKENS, then one for each of
-                       UNSHARED_REASONS
+        64     16 * 8  counters, float64: STEPS ... SHARED_TOKENS, one for each of
+                       UNSHARED_REASONS, then windows: WINDOW_MISSING ... WINDOW_KEPT
        192     64 * 5 * 8  gauges of each KV cache group, float64: PREFIXES ...
       2752           zeros up to FILE_BYTES
 
@@ -50,6 +50,11 @@ SHARED_TOKENS: Final = 4
 UNSHARED_TOKENS: Final[Mapping[str, int]] = {
     reason: SHARED_TOKENS + 1 + i for i, reason in enumerate(UNSHARED_REASONS)
 }
+# Windows of full precision, over all KV cache groups; the last three are gauges.
+WINDOW_MISSING: Final = 9
+WINDOW_PAGES: Final = 10
+WINDOW_HELD: Final = 11
+WINDOW_KEPT: Final = 12
 
 # The gauges of KV cache group g start at GROUPS + g * len(GROUP_GAUGES), in this order.
 GROUPS: Final = 16

@@ -17,6 +17,9 @@ from polykv_vllm.seams import (
     pool_reset,
     prefix_pool,
     scheduler,
+    window_memory,
+    window_pages,
+    window_steps,
 )
 from polykv_vllm.seams.seam import Seam, SeamState
 
@@ -39,6 +42,9 @@ SEAMS: tuple[Seam, ...] = (
     pool_requests.SEAM,
     pool_reset.SEAM,
     cache_salt.SEAM,
+    window_memory.SEAM,
+    window_pages.SEAM,
+    window_steps.SEAM,
     GUARD,
 )
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What windows of full precision take: pages, bytes, and how many sequences have them."""
+"""What windows of full precision take: pages, bytes, and for how many sequences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGE_TOKENS = 32
 """Tokens of a raw page. Block sizes are multiples of this."""
+
+RECOMMENDED_WINDOWS = (64, 256)
+"""First and last tokens that suit formats of two bits."""
 
 MEMORY_SHARE = 0.25
 """Most of the cache memory that raw pages take, unless their number is asked for."""

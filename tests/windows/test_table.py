@@ -131,7 +131,7 @@ class Machine(RuleBasedStateMachine):
         self.memory: list[list[Token | None]] = [
             [None] * PAGE_TOKENS for _ in range(num_pages)
         ]
-        self.cache = Cache(40 * 128 // block_tokens, block_tokens)
+        self.cache = Cache(16 * 128 // block_tokens, block_tokens)
         self.running: list[Request] = []
         self.preempted: list[Request] = []
         self.ended: list[str] = []

@@ -22,13 +22,21 @@ def evaluate(
         str,
         typer.Option(
             help="Comma-separated: formats, also with a key treatment as in "
-            "polykv_k7v4+hadamard or a calibration as in polykv_k7v4+calibrated; fp32 "
-            "for the noise floor; fp8. bf16 is always there."
+            "polykv_k7v4+hadamard, a calibration as in polykv_k7v4+calibrated or "
+            "windows of full precision as in polykv_k2v2+windows (with sizes: "
+            "+windows16-128); fp32 for the noise floor; fp8. bf16 is always there."
         ),
     ] = "polykv,polykv_k7v4,polykv_k8v8",
     calibration: Annotated[
         Path | None, typer.Option(help="Folder of `polykv calibrate`.")
     ] = None,
+    windows: Annotated[
+        str,
+        typer.Option(
+            metavar="FIRST/LAST",
+            help="Tokens that arms with +windows see in full precision.",
+        ),
+    ] = "64/256",
     suite: Annotated[str, typer.Option(help="Comma-separated.")] = "perplexity",
     text: Annotated[
         Path | None,
@@ -104,6 +112,7 @@ def evaluate(
     from polykv_vllm.evaluate.run import EvalOptions, run_evaluation
     from polykv_vllm.evaluate.suites import suites_named
     from polykv_vllm.models import ModelBuildError
+    from polykv_vllm.windows.sizes import WindowError, WindowSizes
 
     console = table_console()
     try:
@@ -117,7 +126,7 @@ def evaluate(
             max_chunks = _QUICK_CHUNKS
         options = EvalOptions(
             model=model or DEFAULT_MODEL,
-            arms=parse_arms(arms, calibration),
+            arms=parse_arms(arms, calibration, WindowSizes.parse(windows)),
             suites=suites_named(suite),
             suite_options=SuiteOptions(
                 text,
@@ -158,7 +167,7 @@ def evaluate(
             report_only=report_only,
         )
         is_good = run_evaluation(options, console)
-    except (EvalError, ModelBuildError, CalibrationError) as error:
+    except (EvalError, ModelBuildError, CalibrationError, WindowError) as error:
         raise fail(error) from None
     except KeyboardInterrupt:
         console.print("interrupted: what is finished is kept, the same command goes on")

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines that are compared: a cache, a model dtype, a treatment of the keys."""
+"""The engines that are compared: a cache, a model dtype, what its tokens go through."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from polykv_vllm.evaluate.errors import EvalError
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.keys.transform import TREATMENTS
+from polykv_vllm.windows.sizes import RECOMMENDED_WINDOWS, WindowError, WindowSizes
 
 REFERENCE = "bf16"
 """The arm that all others are compared with."""
@@ -15,6 +16,7 @@ REFERENCE = "bf16"
 AUTO = "auto"
 NONE = "none"
 CALIBRATED = "calibrated"
+WINDOWS = "windows"
 _SEPARATOR = "+"
 
 
@@ -30,6 +32,7 @@ class Arm:
         key_treatment: One of `TREATMENTS`, or "auto": what the engine chooses.
         calibration: Folder of `polykv calibrate`; "none": without, also where the
             model's own folder has one.
+        windows: Tokens that are seen in full precision; None for none.
 
     """
 
@@ -38,6 +41,7 @@ class Arm:
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     key_treatment: str = AUTO
     calibration: str = NONE
+    windows: WindowSizes | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -50,16 +54,22 @@ class Arm:
         return self.name == REFERENCE
 
     @property
-    def additional_config(self) -> dict[str, dict[str, str]]:
+    def additional_config(self) -> dict[str, dict[str, Any]]:
         """What vLLM's option of that name has to say; empty for vLLM's own cache."""
         if not self.is_ours:
             return {}
-        options = {"calibration": self.calibration}
+        options: dict[str, Any] = {"calibration": self.calibration}
         if self.key_treatment != AUTO:
             options["key_treatment"] = self.key_treatment
+        if self.windows is not None:
+            options["windows"] = {
+                "sink_tokens": self.windows.sink_tokens,
+                "recent_tokens": self.windows.recent_tokens,
+            }
         return {"polykv": options}
 
 
+_WINDOWS = WindowSizes(*RECOMMENDED_WINDOWS)
 _STOCK = {
     arm.name: arm
     for arm in (
@@ -70,15 +80,20 @@ _STOCK = {
 }
 
 
-def parse_arm(text: str, calibration: Path | None = None) -> Arm:
+def parse_arm(
+    text: str,
+    calibration: Path | None = None,
+    windows: WindowSizes = _WINDOWS,
+) -> Arm:
     """Return the arm that `text` names.
 
-    `bf16`, `polykv_k7v4`, `polykv+hadamard`, `polykv+calibrated`; both after another,
-    too.
+    `bf16`, `polykv_k7v4`, `polykv+hadamard`, `polykv+calibrated`, `polykv_k2v2+windows`
+    or, with sizes of its own, `polykv_k2v2+windows16-128`; several after another, too.
 
     Args:
         text: Name of the arm.
         calibration: Folder for arms that are `calibrated`.
+        windows: Of arms that have `windows`. The arm's name then has them.
 
     Raises:
         EvalError: No such arm or treatment, or no calibration; the message lists those
@@ -93,9 +108,10 @@ def parse_arm(text: str, calibration: Path | None = None) -> Arm:
         return _STOCK.get(base) or Arm(base, base)
     if base in _STOCK:
         raise EvalError(
-            f"arm {text!r}: vLLM's own cache takes no key treatment, no calibration; "
-            f"{', '.join(CACHE_DTYPES)} do"
+            f"arm {text!r}: vLLM's own cache takes no key treatment, no calibration, "
+            f"no windows; {', '.join(CACHE_DTYPES)} do"
         )
+    sizes = _take_windows(suffixes, windows)
     folder = NONE
     if CALIBRATED in suffixes:
         if calibration is None:
@@ -109,10 +125,40 @@ def parse_arm(text: str, calibration: Path | None = None) -> Arm:
             f"arm {text!r}: there is no key treatment {wrong!r}; there are: "
             f"{', '.join(TREATMENTS)}, and without a suffix the engine chooses"
         )
-    return Arm(text, base, key_treatment=treatment, calibration=folder)
+    if sizes is not None:
+        found = next(part for part in text.split(_SEPARATOR) if _is_windows(part))
+        exact = f"{WINDOWS}{sizes.sink_tokens}-{sizes.recent_tokens}"
+        text = text.replace(found, exact)
+    return Arm(text, base, key_treatment=treatment, calibration=folder, windows=sizes)
 
 
-def parse_arms(text: str, calibration: Path | None = None) -> list[Arm]:
+def _is_windows(suffix: str) -> bool:
+    return suffix.startswith(WINDOWS)
+
+
+def _take_windows(suffixes: list[str], windows: WindowSizes) -> WindowSizes | None:
+    """Return the sizes that a suffix names, which is taken out; None without one."""
+    found = [suffix for suffix in suffixes if _is_windows(suffix)]
+    if not found:
+        return None
+    suffixes.remove(found[0])
+    sizes = found[0].removeprefix(WINDOWS)
+    if not sizes:
+        return windows
+    try:
+        return WindowSizes.parse(sizes.replace("-", "/"))
+    except WindowError:
+        raise EvalError(
+            f"there are no {found[0]!r}: possible is {WINDOWS}, or with their sizes "
+            f"{WINDOWS}64-256"
+        ) from None
+
+
+def parse_arms(
+    text: str,
+    calibration: Path | None = None,
+    windows: WindowSizes = _WINDOWS,
+) -> list[Arm]:
     """Return the arms of a comma-separated list, each once, the reference first.
 
     The reference is there whether or not it is named: without it nothing can be
@@ -123,7 +169,8 @@ def parse_arms(text: str, calibration: Path | None = None) -> list[Arm]:
 
     """
     names = [name.strip() for name in text.split(",")]
-    arms = {
-        name: parse_arm(name, calibration) for name in (REFERENCE, *filter(None, names))
-    }
-    return list(arms.values())
+    arms = [
+        parse_arm(name, calibration, windows)
+        for name in (REFERENCE, *filter(None, names))
+    ]
+    return list({arm.name: arm for arm in arms}.values())

@@ -64,6 +64,11 @@ class HfEngine:
                 f"arm {arm.name}: the cache {arm.kv_cache_dtype} is vLLM's; "
                 "transformers has its own (bf16, fp32) and the polykv formats"
             )
+        if arm.windows is not None:
+            raise EngineError(
+                f"arm {arm.name}: windows of full precision are measured with "
+                "--engine vllm"
+            )
         if setup.threads is not None:
             torch.set_num_threads(setup.threads)
         stage("loading the model")

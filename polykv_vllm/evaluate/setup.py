@@ -35,6 +35,22 @@ class EngineSetup:
     threads: int | None = None
 
 
+def window_bytes(config: Any, arm: Arm) -> int:
+    """Return the bytes of one sequence's raw pages in all layers; 0 without windows.
+
+    Args:
+        config: The model's, of transformers.
+        arm: Which windows it has.
+
+    """
+    if arm.windows is None:
+        return 0
+    support = check_model(config, arm.kv_cache_dtype)
+    itemsize = {"float32": 4, "bfloat16": 2}[arm.dtype]
+    token_bytes = support.uncompressed_bytes_per_token(itemsize)
+    return arm.windows.bytes_per_sequence(token_bytes)
+
+
 def bytes_per_token(config: Any, arm: Arm) -> int:
     """Return the cache bytes of one token in all layers.
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from polykv_vllm.bench.cpus import plan_cpus
-from polykv_vllm.capacity import DEFAULT_BLOCK_SIZE
+from polykv_vllm.capacity import DEFAULT_BLOCK_SIZE, load_config
 from polykv_vllm.evaluate.arms import Arm
 from polykv_vllm.evaluate.engine import Generation, ScoreRequest, TokenScores
 from polykv_vllm.evaluate.errors import EngineError
-from polykv_vllm.evaluate.setup import EngineSetup
+from polykv_vllm.evaluate.setup import EngineSetup, window_bytes
 from polykv_vllm.process import ProcessGroup
 
 _MODULE = "polykv_vllm.evaluate.engine_process"
@@ -171,17 +171,24 @@ def _llm_options(setup: EngineSetup, arm: Arm, bytes_per_token: int) -> dict[str
     """Return the keyword arguments of `vllm.LLM`."""
     demand = setup.demand
     spare = demand.num_seqs * _SPARE_BLOCKS * DEFAULT_BLOCK_SIZE
-    cache_bytes = bytes_per_token * (demand.live_tokens + spare)
+    cache_bytes = max(
+        bytes_per_token * (demand.live_tokens + spare), _LEAST_CACHE_BYTES
+    )
+    additional_config = arm.additional_config
+    if arm.windows is not None:
+        config = load_config(setup.model).get_text_config()
+        cache_bytes += demand.num_seqs * window_bytes(config, arm)
+        additional_config["polykv"]["windows"]["max_sequences"] = demand.num_seqs
     return {
         "model": setup.model,
         "dtype": arm.dtype,
         "kv_cache_dtype": arm.kv_cache_dtype,
-        "additional_config": arm.additional_config,
+        "additional_config": additional_config,
         "enforce_eager": True,
         "enable_prefix_caching": True,
         "max_model_len": min(demand.request_tokens + 1, setup.context_tokens),
         "max_num_seqs": demand.num_seqs,
         "max_num_batched_tokens": max(_BATCH_TOKENS, demand.num_seqs),
-        "kv_cache_memory_bytes": max(cache_bytes, _LEAST_CACHE_BYTES),
+        "kv_cache_memory_bytes": cache_bytes,
         "seed": 0,
     }

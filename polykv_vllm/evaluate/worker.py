@@ -92,6 +92,7 @@ class EvaluationWorker:
             "attention": sorted({type(impl).__name__ for impl in impls}),
             "key_treatment": ", ".join(treatments) or None,
             "calibration": ", ".join(calibrations) or None,
+            "windows": _windows_of(runner),
             "vocab_size": self._head.weight.shape[0],
             "threads": torch.get_num_threads(),
         }
@@ -138,6 +139,14 @@ class EvaluationWorker:
             if wanted is not None:
                 rows = slice(*map(int, runner.query_start_loc.np[index : index + 2]))
                 wanted.take(int(batch.num_computed_tokens_cpu[index]), hidden[rows])
+
+
+def _windows_of(runner: Any) -> str | None:
+    """Return the windows that the layers have, as in "64/256"; None without."""
+    plan = getattr(runner.kv_cache_config, "polykv_windows", None)
+    if plan is None:
+        return None
+    return f"{plan.sizes.sink_tokens}/{plan.sizes.recent_tokens}"
 
 
 def _head_of(model: Any, parallel_config: Any) -> Head:

@@ -33,6 +33,22 @@ class WindowSizes:
     recent_tokens: int
     draft_tokens: int = 0
 
+    @classmethod
+    def parse(cls, text: str) -> "WindowSizes":
+        """Read "64/256": the first 64 and the last 256 tokens.
+
+        Raises:
+            WindowError: The text is something else.
+
+        """
+        parts = text.split("/")
+        if len(parts) != 2 or not all(part.isdecimal() for part in parts):
+            raise WindowError(
+                f"windows {text!r}: possible are two numbers as in 64/256, the first "
+                "64 and the last 256 tokens of a sequence"
+            )
+        return cls(*map(int, parts))
+
     @property
     def sink_pages(self) -> int:
         """Pages of the first tokens of one sequence."""
@@ -48,6 +64,15 @@ class WindowSizes:
     def pages_per_sequence(self) -> int:
         """Pages that a running sequence may need."""
         return self.sink_pages + self.recent_pages
+
+    def bytes_per_sequence(self, token_bytes: int) -> int:
+        """Return the bytes of one sequence's pages.
+
+        Args:
+            token_bytes: Of one token in the model's dtype, all layers.
+
+        """
+        return self.pages_per_sequence * PAGE_TOKENS * token_bytes
 
     def kept_tokens(self, sliding_window: int = -1) -> int:
         """Count the newest tokens that a sequence keeps for its next step.

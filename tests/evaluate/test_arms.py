@@ -8,6 +8,7 @@ import pytest
 from polykv_vllm.evaluate.arms import parse_arm, parse_arms
 from polykv_vllm.evaluate.errors import EvalError
 from polykv_vllm.formats import CACHE_DTYPES
+from polykv_vllm.windows.sizes import WindowSizes
 
 
 def test_the_reference_is_there_once_and_first() -> None:
@@ -43,6 +44,22 @@ def test_an_arm_may_be_calibrated(tmp_path: Path) -> None:
         parse_arm("polykv+calibrated")
 
 
+def test_an_arm_with_windows_has_their_sizes_in_its_name() -> None:
+    sizes = WindowSizes(16, 128)
+    given = parse_arm("polykv_k2v2+windows", windows=sizes)
+    named = parse_arm("polykv_k2v2+windows16-128")
+    assert given == named and given.name == "polykv_k2v2+windows16-128"
+    options = {"sink_tokens": 16, "recent_tokens": 128}
+    assert given.additional_config["polykv"]["windows"] == options
+    default = parse_arm("polykv_k2v2+hadamard+windows")
+    assert default.name == "polykv_k2v2+hadamard+windows64-256"
+    assert default.key_treatment == "hadamard"
+    assert default.windows == WindowSizes(64, 256)
+    arms = parse_arms("polykv_k2v2+windows,polykv_k2v2+windows64-256")
+    assert [arm.name for arm in arms] == ["bf16", "polykv_k2v2+windows64-256"]
+    assert "windows" not in parse_arm("polykv_k2v2").additional_config["polykv"]
+
+
 @pytest.mark.parametrize("name", CACHE_DTYPES)
 def test_every_format_is_an_arm(name: str) -> None:
     assert parse_arm(name).kv_cache_dtype == name
@@ -54,6 +71,8 @@ def test_every_format_is_an_arm(name: str) -> None:
         ("polykv_k9v9", ["polykv_k9v9", "bf16", "fp32", "polykv_k7v4"]),
         ("polykv+rotate", ["rotate", "hadamard", "channel_scale"]),
         ("polykv+", ["no key treatment ''", "hadamard"]),
+        ("polykv+windows64", ["windows64", "windows64-256"]),
+        ("bf16+windows", ["no windows", "polykv_k2v2"]),
         ("bf16+hadamard", ["bf16+hadamard", "no key treatment", "polykv"]),
     ],
 )

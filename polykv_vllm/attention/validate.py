@@ -14,9 +14,15 @@ from polykv_vllm.calibrate.errors import CalibrationError
 from polykv_vllm.config import PolyKVConfig, parse_options
 from polykv_vllm.errors import UnsupportedError
 from polykv_vllm.formats import get_format, is_polykv_dtype
+from polykv_vllm.pool.selection import CONNECTOR
 from polykv_vllm.support import check_model
+from polykv_vllm.windows.sizes import RECOMMENDED_WINDOWS
 
 logger = logging.getLogger("vllm.polykv")
+
+_BITS_THAT_NEED_WINDOWS = 2
+_SPECULATION_WITH_WINDOWS = ("ngram", "suffix")
+"""Methods without a draft model, which would need windows of its own."""
 
 _MODEL_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -34,6 +40,7 @@ def prepare_vllm_config(vllm_config: Any) -> None:
     _drop_forced_backend(vllm_config)
     check_vllm_config(vllm_config)
     _warn_of_idle_skips(vllm_config)
+    _warn_of_missing_windows(vllm_config)
     _fit_skipped_layers(vllm_config)
 
 
@@ -50,7 +57,11 @@ def check_vllm_config(vllm_config: Any) -> None:
 
     """
     options = parse_options(vllm_config.additional_config)
-    reasons = [*platform_reasons(options), *_engine_reasons(vllm_config)]
+    reasons = [
+        *platform_reasons(options),
+        *_engine_reasons(vllm_config),
+        *_window_reasons(vllm_config, options),
+    ]
     for model_config, cache_dtype in _served_models(vllm_config):
         found = _model_reasons(model_config, cache_dtype)
         reasons += found or _calibration_reasons(vllm_config, model_config, options)
@@ -107,6 +118,30 @@ def _engine_reasons(vllm_config: Any) -> list[str]:
     return reasons
 
 
+def _window_reasons(vllm_config: Any, options: PolyKVConfig) -> list[str]:
+    """Look for what knows nothing of raw copies, or keeps others."""
+    if options.windows is None or not options.windows.is_used:
+        return []
+    from vllm.platforms import current_platform
+
+    obstacles = []
+    if not current_platform.is_cpu():
+        obstacles.append(f"the platform {current_platform.device_name} (possible: cpu)")
+    speculation = vllm_config.speculative_config
+    if speculation and speculation.method not in _SPECULATION_WITH_WINDOWS:
+        possible = ", ".join(_SPECULATION_WITH_WINDOWS)
+        obstacles.append(f"speculation by {speculation.method} (possible: {possible})")
+    transfer = vllm_config.kv_transfer_config
+    if transfer is not None and transfer.kv_connector not in (None, CONNECTOR):
+        obstacles.append(f"the KV connector {transfer.kv_connector}")
+    if vllm_config.use_v2_model_runner:
+        obstacles.append("the model runner V2 (VLLM_USE_V2_MODEL_RUNNER)")
+    return [
+        f"the option windows cannot be had with {obstacle}: leave one of the two away"
+        for obstacle in obstacles
+    ]
+
+
 def _model_reasons(model_config: Any, cache_dtype: str) -> list[str]:
     reasons = list(check_model(model_config.hf_config, cache_dtype).reasons)
     reasons += [] if reasons else model_reasons(model_config.hf_config, cache_dtype)
@@ -157,6 +192,25 @@ def _drop_forced_backend(vllm_config: Any) -> None:
         return
     if getattr(hf_config, "is_heterogeneous", False):
         attention_config.backend = None
+
+
+def _warn_of_missing_windows(vllm_config: Any) -> None:
+    """Say what two bits cost without windows of full precision."""
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    windows = parse_options(vllm_config.additional_config).windows
+    if not is_polykv_dtype(cache_dtype) or (windows is not None and windows.is_used):
+        return
+    fmt = get_format(cache_dtype)
+    if min(fmt.key_bits, fmt.value_bits) <= _BITS_THAT_NEED_WINDOWS:
+        sink_tokens, recent_tokens = RECOMMENDED_WINDOWS
+        logger.warning(
+            "%s without windows of full precision loses much quality "
+            '(docs/lowbit.md). Recommended: --additional-config \'{"polykv": '
+            '{"windows": {"sink_tokens": %d, "recent_tokens": %d}}}\'',
+            fmt.name,
+            sink_tokens,
+            recent_tokens,
+        )
 
 
 def _warn_of_idle_skips(vllm_config: Any) -> None:

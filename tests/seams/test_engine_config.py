@@ -169,6 +169,63 @@ def test_skipped_windows_share_pages(create: Any) -> None:
     assert config.cache_config.block_size == 128
 
 
+WINDOWS = {"polykv": {"windows": {"sink_tokens": 64, "recent_tokens": 256}}}
+
+
+def test_windows_with_ngram_drafts(create: Any) -> None:
+    speculation = {"method": "ngram", "num_speculative_tokens": 3}
+    config = create(LLAMA, additional_config=WINDOWS, speculative_config=speculation)
+    assert config.additional_config == WINDOWS
+
+
+def test_windows_refuse_what_knows_nothing_of_them(create: Any, tmp_path: Path) -> None:
+    from vllm.config import KVTransferConfig
+
+    draft = tmp_path / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text(json.dumps(LLAMA))
+    speculation = {"method": "draft_model", "model": str(draft)}
+    speculation |= {"num_speculative_tokens": 2}
+    transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
+    with pytest.raises(UnsupportedError) as error:
+        create(
+            LLAMA,
+            additional_config=WINDOWS,
+            speculative_config=speculation,
+            kv_transfer_config=transfer,
+        )
+    for part in ("windows", "draft_model", "ngram", "connector ExampleConnector"):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "windows", "is_told"),
+    [
+        ("polykv_k2v2", None, True),
+        ("polykv_k3v2", {"sink_tokens": 0, "recent_tokens": 0}, True),
+        ("polykv_k2v2", {"sink_tokens": 16, "recent_tokens": 128}, False),
+        ("polykv_k3v3", None, False),
+    ],
+)
+def test_two_bits_without_windows_are_told(
+    create: Any,
+    caplog: pytest.LogCaptureFixture,
+    dtype: str,
+    windows: dict[str, int] | None,
+    is_told: bool,
+) -> None:
+    import logging
+
+    logger = logging.getLogger("vllm.polykv")
+    logger.addHandler(caplog.handler)
+    try:
+        options = {"polykv": {"windows": windows} if windows else {}}
+        create(LLAMA, kv_cache_dtype=dtype, additional_config=options)
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert ('"recent_tokens": 256' in caplog.text) == is_told
+
+
 @pytest.mark.parametrize("skipped", ["99", "all"])
 def test_skips_without_effect_are_told(
     create: Any, skipped: str, caplog: pytest.LogCaptureFixture

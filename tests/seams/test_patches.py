@@ -30,6 +30,9 @@ PATCHED = (
     "pool_requests",
     "pool_reset",
     "cache_salt",
+    "window_memory",
+    "window_pages",
+    "window_steps",
     "engine_config",
 )
 

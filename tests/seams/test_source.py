@@ -26,6 +26,9 @@ FILES = {
     "pool_requests": ("v1/core/sched/scheduler.py",),
     "pool_reset": ("v1/core/sched/scheduler.py",),
     "cache_salt": ("v1/core/kv_cache_utils.py",),
+    "window_memory": ("v1/engine/core.py", "v1/core/kv_cache_utils.py"),
+    "window_pages": ("v1/worker/gpu_model_runner.py",),
+    "window_steps": ("v1/worker/gpu_model_runner.py",),
     "engine_config": ("engine/arg_utils.py",),
 }
 # A change of each seam's target: file, what is replaced, by what, what is reported.

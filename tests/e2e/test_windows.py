@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Windows of full precision on the real engine: a small random model, every step.
+
+Each layer's output is compared with the oracle's, which has the raw rows of every token
+(`window_worker`): what a query sees in full precision is what it should see.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.harness import Engine
+from tests.random_models import VOCABULARY, save_model
+
+SINKS, RECENT = 33, 70
+BLOCK = 64
+CHUNK = 100
+TOLERANCE = 5e-3  # of the largest output: the kernels' own is 3e-3 (tests/csrc)
+OPTIONS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "dtype": "float32",
+    "block_size": BLOCK,
+    "max_model_len": 1024,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": CHUNK,
+    "worker_extension_cls": "tests.e2e.window_worker.WindowExtension",
+}
+
+
+def start(model: Path, **options: Any) -> Engine:
+    windows = {"sink_tokens": SINKS, "recent_tokens": RECENT, "max_sequences": 4}
+    return Engine(
+        model,
+        "polykv_k2v2",
+        additional_config={"polykv": {"windows": windows}},
+        **OPTIONS | {"kv_cache_memory_bytes": 4 << 20} | options,
+    )
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return [(7 * i * i + (31 + seed) * i + seed) % VOCABULARY for i in range(length)]
+
+
+def run(engine: Engine, prompts: list[list[int]], **sampling: Any) -> dict[str, Any]:
+    """Generate; return what the worker has seen, and the hits."""
+    engine.call("polykv_watch", SINKS, RECENT)
+    outputs = engine.generate(prompts, **{"ignore_eos": True} | sampling)
+    watched: dict[str, Any] = engine.call("polykv_watched")
+    assert watched["rows"] > 0
+    assert watched["error"] <= TOLERANCE < watched["compressed_error"] / 10
+    return watched | {"hits": [output.num_cached_tokens for output in outputs]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    changes = {"num_key_value_heads": 2, "head_dim": 64, "num_hidden_layers": 2}
+    return save_model(tmp_path_factory.mktemp("llama"), "llama", changes)
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[Engine]:
+    with start(model) as engine:
+        yield engine
+
+
+LENGTHS = (
+    1,
+    SINKS,
+    SINKS + 1,
+    RECENT - 1,
+    RECENT + 1,
+    SINKS + RECENT - 1,
+    SINKS + RECENT,
+    SINKS + RECENT + 1,
+)
+
+
+def test_short_prompts_and_what_follows(engine: Engine) -> None:
+    for length in LENGTHS:
+        watched = run(engine, [prompt(length, length)], max_tokens=3)
+        assert watched["incomplete_rows"] == 0
+
+
+def test_a_prompt_in_chunks_and_forty_tokens(engine: Engine) -> None:
+    watched = run(engine, [prompt(3 * CHUNK + 17, 77)], max_tokens=40)
+    assert watched["incomplete_rows"] == 0
+
+
+def test_requests_side_by_side(engine: Engine) -> None:
+    """More than run at once; their chunks end where the step's budget does."""
+    prompts = [prompt(150 + 30 * i, 100 + i) for i in range(6)]
+    watched = run(engine, prompts, max_tokens=8)
+    assert watched["incomplete_rows"] == 0
+
+
+def test_hits_find_the_raw_tail(engine: Engine) -> None:
+    """Of a prompt, its own end, and an inner place that others continue from."""
+    first, own = prompt(4 * BLOCK + 9, 200), [prompt(20, 300 + i) for i in range(3)]
+    assert run(engine, [first])["hits"] == [0]
+    again = run(engine, [first])
+    inner = run(engine, [first[: 2 * BLOCK + 5] + each for each in own])
+    assert again["hits"] == [4 * BLOCK]
+    assert inner["hits"] == [2 * BLOCK] * 3
+    assert again["incomplete_rows"] == inner["incomplete_rows"] == 0
+
+
+def test_where_the_raw_tail_is_gone_tokens_are_attended_as_compressed(
+    engine: Engine,
+) -> None:
+    first = prompt(4 * BLOCK + 9, 400)
+    run(engine, [first])
+    run(engine, [prompt(500, 500 + i) for i in range(4)], max_tokens=2)
+    hit = run(engine, [first], max_tokens=RECENT + 10)
+    assert hit["hits"] == [4 * BLOCK]
+    assert 0 < hit["incomplete_rows"] < hit["rows"]
+    assert engine.counter("vllm:num_preemptions") == 0
+
+
+def test_drafts_and_preemption(model: Path) -> None:
+    """Rejected drafts are written again; the preempted begin anew or hit."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 3}
+    speculation |= {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    options = {"speculative_config": speculation, "num_gpu_blocks_override": 17}
+    with start(model, **options) as engine:
+        prompts = [prompt(40, 7)[:20] * 8 + prompt(40, 600 + i) for i in range(4)]
+        watched = run(engine, prompts, max_tokens=90)
+        assert engine.counter("vllm:num_preemptions") > 0
+        assert engine.counter("vllm:spec_decode_num_draft_tokens") > 0
+        assert watched["incomplete_rows"] < watched["rows"] / 10

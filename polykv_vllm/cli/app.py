@@ -79,18 +79,27 @@ def check(
     memory_gib: Annotated[
         float, typer.Option(help="Cache size to count tokens for.", min=0.001)
     ] = 1.0,
+    windows: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST/LAST",
+            help="Count windows of full precision too, as in 64/256.",
+        ),
+    ] = None,
 ) -> None:
     """Say whether a model can be served compressed, and what that saves.
 
     Reads only the model's config. Exits with 1 and the reason when it cannot.
     """
     from polykv_vllm.cli.check import CheckError, print_check, run_check
+    from polykv_vllm.windows.sizes import WindowError, WindowSizes
 
     try:
+        sizes = None if windows is None else WindowSizes.parse(windows)
         support = run_check(model, kv_cache_dtype)
-    except CheckError as error:
+    except (CheckError, WindowError) as error:
         raise fail(error) from None
-    print_check(Console(), model, support, memory_gib)
+    print_check(Console(), model, support, memory_gib, sizes)
 
 
 @app.command()

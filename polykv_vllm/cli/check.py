@@ -14,6 +14,7 @@ from polykv_vllm.formats import FORMATS, get_format
 from polykv_vllm.models import MODELS, built_model
 from polykv_vllm.quality import Verdict, nearest
 from polykv_vllm.support import Support, check_model
+from polykv_vllm.windows.sizes import MEMORY_SHARE, PAGE_TOKENS, WindowSizes
 
 
 class CheckError(Exception):
@@ -55,10 +56,27 @@ def _location(model: str) -> str:
     return str(path)
 
 
+CONTEXT_TOKENS = 8192
+"""Length of the sequences for which windows are counted."""
+
+
 def print_check(
-    console: Console, model: str, support: Support, memory_gib: float
+    console: Console,
+    model: str,
+    support: Support,
+    memory_gib: float,
+    windows: WindowSizes | None = None,
 ) -> None:
-    """Print the model's cache in the format beside vLLM's bf16 cache."""
+    """Print the model's cache in the format beside vLLM's bf16 cache.
+
+    Args:
+        console: Where to.
+        model: As it was named.
+        support: That of the model.
+        memory_gib: Size of the caches.
+        windows: Tokens that are seen in full precision; None for none.
+
+    """
     fmt = support.fmt
     if fmt is None:
         raise ValueError("print_check is for supported models")
@@ -76,13 +94,19 @@ def print_check(
     table.add_column(fmt.name, justify="right", style="bold")
     table.add_column("ratio", justify="right", style="green")
     tokens_label = f"tokens in {memory_gib:g} GiB, blocks of {DEFAULT_BLOCK_SIZE}"
-    rows = (("bytes per token, all layers", token_bytes), (tokens_label, capacities))
+    rows = [("bytes per token, all layers", token_bytes), (tokens_label, capacities)]
+    if windows is not None:
+        own = windows.bytes_per_sequence(token_bytes[0]) / CONTEXT_TOKENS
+        label = f"the same with windows, sequences of {CONTEXT_TOKENS:,}"
+        rows.append((label, (token_bytes[0], round(token_bytes[1] + own))))
     for label, (stock, ours) in rows:
         ratio = (
             f"{max(stock, ours) / min(stock, ours):.2f}x" if min(stock, ours) else ""
         )
         table.add_row(label, f"{stock:,}", f"{ours:,}", ratio)
     console.print(table)
+    if windows is not None:
+        _print_windows(console, windows, token_bytes[0], memory_gib)
     _print_quality(console, support, fmt.name)
     if support.num_sliding_layers:
         console.print(
@@ -97,6 +121,22 @@ def print_check(
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _print_windows(
+    console: Console, windows: WindowSizes, token_bytes: int, memory_gib: float
+) -> None:
+    """Say what windows of full precision take."""
+    size = windows.bytes_per_sequence(token_bytes)
+    count = int(memory_gib * 2**30 * MEMORY_SHARE) // size if size else 0
+    console.print(
+        f"windows {windows.sink_tokens}/{windows.recent_tokens}: "
+        f"{windows.pages_per_sequence} pages of {PAGE_TOKENS} tokens, "
+        f"{size / 2**20:.2f} MiB for each running sequence in bf16; at most {count} "
+        f"run at once in {memory_gib:g} GiB, unless windows.max_sequences says more",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def _print_quality(console: Console, support: Support, kv_cache_dtype: str) -> None:

@@ -145,12 +145,12 @@ def plan_windows(
     num_sequences = min([max_sequences, *fitting])
     if num_sequences < (max_sequences if is_asked else 1):
         total, each = min(workers, key=lambda worker: worker[0] / worker[1])
+        asked = f"{max_sequences} sequences do" if is_asked else "even one does"
         raise WindowError(
             f"windows of {sizes.sink_tokens} first and {sizes.recent_tokens} last "
-            f"tokens take {each / 2**20:.1f} MiB for each sequence: {max_sequences} "
-            f"sequences do not fit into {share:.0%} of the cache memory of "
-            f"{total / 2**20:.1f} MiB. Possible: {int(total * share) // each} "
-            "sequences (--max-num-seqs, or the option windows.max_sequences), a larger "
-            "--kv-cache-memory-bytes, or smaller windows"
+            f"tokens take {each / 2**20:.1f} MiB for each sequence: {asked} not fit "
+            f"into {share:.0%} of the cache memory of {total / 2**20:.1f} MiB. "
+            f"Possible: the option windows.max_sequences up to {total // each}, a "
+            "larger --kv-cache-memory-bytes, or smaller windows"
         )
     return WindowPlan(sizes, num_sequences)

@@ -56,6 +56,34 @@ def test_other_format(check: Any) -> None:
     assert f"{30 * 3 * 132:,}" in result.output
 
 
+QWEN = {  # Qwen2.5-Coder-1.5B
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "hidden_size": 1536,
+}
+
+
+def test_windows_are_counted(check: Any) -> None:
+    result = check(QWEN, "--kv-cache-dtype", "polykv_k2v2", "--windows", "64/256")
+    assert result.exit_code == 0, result.output
+    # 11 pages of 32 tokens in bf16, spread over 8,192 tokens of 68 bytes each.
+    token_bytes = 28 * 2 * 68 + 11 * 32 * 28 * 2 * 512 / 8192
+    assert f"{round(token_bytes):,}" in result.output
+    ratio = 28 * 2 * 512 / token_bytes
+    assert ratio >= 5.3 and f"{ratio:.2f}x" in result.output
+    assert "9.62 MiB for each running sequence" in result.output
+    assert "at most 26 run at once in 1 GiB" in result.output
+
+
+def test_windows_that_are_none(check: Any) -> None:
+    result = check(QWEN, "--windows", "64")
+    assert result.exit_code == 1
+    assert "64/256" in result.output
+
+
 def test_linear_attention_layers_are_mentioned(check: Any) -> None:
     hybrid = {
         **LLAMA,

@@ -90,8 +90,9 @@ def test_a_prompt_in_chunks_and_forty_tokens(engine: Engine) -> None:
 
 def test_requests_side_by_side(engine: Engine) -> None:
     """More than run at once; their chunks end where the step's budget does."""
-    prompts = [prompt(150 + 30 * i, 100 + i) for i in range(6)]
+    prompts = [prompt(150 + 30 * i, 110 + i) for i in range(6)]
     watched = run(engine, prompts, max_tokens=8)
+    assert watched["hits"] == [0] * 6
     assert watched["incomplete_rows"] == 0
 
 

@@ -118,3 +118,16 @@ def test_where_the_raw_tail_is_gone_tokens_are_attended_as_compressed(
     # The first tokens' copies are gone as well, for as long as the request runs.
     assert hit["incomplete_rows"] > 0
     assert engine.counter("vllm:num_preemptions") == 0
+
+
+def test_drafts_and_preemption(model: Path) -> None:
+    """Rejected drafts are written again; the preempted begin anew or hit."""
+    speculation = {"method": "ngram", "num_speculative_tokens": 3}
+    speculation |= {"prompt_lookup_max": 2, "prompt_lookup_min": 1}
+    options = {"speculative_config": speculation, "max_model_len": 512}
+    with start(model, **options, num_gpu_blocks_override=11) as engine:
+        prompts = [prompt(40, 7)[:20] * 8 + prompt(40, 600 + i) for i in range(4)]
+        watched = run(engine, prompts, max_tokens=90)
+        assert engine.counter("vllm:num_preemptions") > 0
+        assert engine.counter("vllm:spec_decode_num_draft_tokens") > 0
+        assert watched["incomplete_rows"] < watched["rows"] / 10

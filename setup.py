@@ -80,9 +80,14 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+def by_duration(source: str) -> tuple[bool, str]:
+    """Sort the slowest first: begun last, it would keep one CPU waiting for minutes."""
+    return "kernels_scalar" not in source, source
+
+
 KERNELS = Extension(
     "polykv_vllm._C",
-    sources=sorted(str(path) for path in CSRC.rglob("*.cpp")),
+    sources=sorted(map(str, CSRC.rglob("*.cpp")), key=by_duration),
     depends=sorted(str(path) for path in CSRC.rglob("*.h")),
     include_dirs=[str(CSRC), str(CSRC / "include")],
     extra_compile_args=COMPILE_ARGS,

@@ -13,6 +13,9 @@ from tests.calibrate.models import calibrate_random
 from tests.e2e.harness import Engine, Score
 from tests.random_models import SHAPE, save_random_model
 
+# Several engines, or long prompts, on a slow and busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 PROMPT = [(7 * i * i + i) % SHAPE["vocab_size"] for i in range(300)]
 
 

@@ -40,6 +40,9 @@ from tests.e2e.pool_server import (
 from tests.evaluate.byte_tokenizer import byte_tokenizer
 from tests.random_models import save_model
 
+# Several engines, or long prompts, on a slow and busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 PUBLIC = "Who reads this shares it, and says the rest alone. " * 2
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/secret"}}
 

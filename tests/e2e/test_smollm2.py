@@ -10,6 +10,9 @@ import pytest
 from tests.e2e.conftest import TEXT
 from tests.e2e.harness import UNIT, Engine, fast_dtype, replay_tolerance
 
+# Several engines, or long prompts, on a slow and busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 CHUNK_TOKENS = 128
 DTYPE = fast_dtype()
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}[DTYPE]

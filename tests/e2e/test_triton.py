@@ -9,6 +9,9 @@ import pytest
 
 from polykv_vllm.process import ProcessGroup
 
+# Several engines, or long prompts, on a slow and busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 pytest.importorskip("vllm", reason="this is about vLLM's engine")
 pytest.importorskip("triton", reason="Triton is not installed")
 

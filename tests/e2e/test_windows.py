@@ -14,6 +14,9 @@ import pytest
 from tests.e2e.harness import Engine
 from tests.random_models import VOCABULARY, save_model
 
+# Several engines, or long prompts, on a slow and busy machine.
+pytestmark = pytest.mark.timeout(1500)
+
 SINKS, RECENT = 33, 70
 BLOCK = 64
 CHUNK = 100

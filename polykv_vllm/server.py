@@ -86,18 +86,19 @@ class VllmServer(ProcessGroup):
     def wait_until_healthy(
         self,
         on_stage: Callable[[str], None] = lambda stage: None,
-        timeout_s: float = STARTUP_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> None:
         """Return when the server answers.
 
         Args:
             on_stage: Called with a few words whenever start-up reaches a new stage.
-            timeout_s: How long that may take.
+            timeout_s: How long that may take; None for `STARTUP_TIMEOUT_S`.
 
         Raises:
             ServerError: It ended, or was not ready in time.
 
         """
+        timeout_s = STARTUP_TIMEOUT_S if timeout_s is None else timeout_s
         deadline = time.monotonic() + timeout_s
         stage = ""
         while not _answers(f"{self.base_url}/health"):

@@ -56,7 +56,7 @@ def num_usable(num_tokens: int, block_size: int) -> int:
 
 
 def num_shared(first: Sequence[bytes], second: Sequence[bytes], limit: int) -> int:
-    """Count the blocks, at most `limit`, that two requests have in common.
+    """Count the blocks, at most `limit`, that two sequences have in common.
 
     Hashes are chained, so the place where they part is found by bisection.
     """

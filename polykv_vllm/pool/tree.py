@@ -4,6 +4,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from polykv_vllm.pool.leader import num_shared
+
 
 @dataclass
 class Node:
@@ -34,7 +36,7 @@ def nest(hashes: Sequence[Sequence[bytes]]) -> list[Node]:
     path: list[int] = []  # from a root to the last node
     before: Sequence[bytes] = ()
     for prefix in sorted(range(len(hashes)), key=lambda i: tuple(hashes[i])):
-        common = _num_common(before, hashes[prefix])
+        common = num_shared(before, hashes[prefix], len(before))
         last = None
         while path and nodes[path[-1]].num_blocks > common:
             last = path.pop()
@@ -48,15 +50,3 @@ def nest(hashes: Sequence[Sequence[bytes]]) -> list[Node]:
         path.append(len(nodes) - 1)
         before = hashes[prefix]
     return nodes
-
-
-def _num_common(first: Sequence[bytes], second: Sequence[bytes]) -> int:
-    """Count the blocks that both begin with: equal ones come before all others."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[middle - 1] == second[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

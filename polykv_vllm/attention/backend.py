@@ -13,7 +13,7 @@ from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 from vllm.v1.kv_cache_interface import AttentionSpec, KVCacheLayout
 
 from polykv_vllm import ops
-from polykv_vllm.attention.device import PLATFORMS, kernel_device
+from polykv_vllm.attention.device import hardware_reasons, kernel_device
 from polykv_vllm.attention.impl import PolyKVImpl
 from polykv_vllm.attention.metadata import PolyKVMetadataBuilder
 from polykv_vllm.errors import UnsupportedError
@@ -133,22 +133,6 @@ def backend_class(fmt: FormatSpec) -> type[PolyKVBackend]:
     return _BACKENDS[fmt.name]
 
 
-def _platform_reasons(fmt: FormatSpec, head_size: int) -> list[str]:
-    """Return why the platform cannot serve a layer; engines are asked before."""
-    from vllm.platforms import current_platform
-
-    if not (current_platform.is_cpu() or current_platform.is_cuda()):
-        name = current_platform.device_name
-        return [f"the platform is {name}; possible: {PLATFORMS}"]
-    if kernel_device() == "cpu":
-        return []
-    reasons = ops.gpu_shape_reasons(fmt, head_size, 1)
-    capability = current_platform.get_device_capability()
-    if capability is not None:
-        reasons += ops.cuda_capability_reasons(capability.to_int())
-    return reasons
-
-
 def select_backend(selected_backend: Any, selector_config: Any) -> type[PolyKVBackend]:
     """Return the backend class for a layer with one of our dtypes.
 
@@ -167,7 +151,11 @@ def select_backend(selected_backend: Any, selector_config: Any) -> type[PolyKVBa
             f"{selector_config.kv_cache_dtype}; leave --attention-backend away"
         )
     backend = backend_class(fmt)
-    invalid = _platform_reasons(fmt, selector_config.head_size)
+    # Engines are asked before, as a whole; this is for layers that nobody asked about.
+    invalid = []
+    if kernel_device() == "cuda":
+        invalid += ops.gpu_shape_reasons(fmt, selector_config.head_size, 1)
+    invalid += hardware_reasons()
     invalid += backend.validate_configuration(
         **selector_config._asdict(), device_capability=None
     )

@@ -23,6 +23,21 @@ def kernel_device() -> str:
     return "cuda" if current_platform.is_cuda() else "cpu"
 
 
+def hardware_reasons() -> list[str]:
+    """Return why no layer can be served here, whatever it is like."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return []
+    if not current_platform.is_cuda():
+        name = current_platform.device_name or "not known to vLLM"
+        return [f"the platform is {name}; possible: {PLATFORMS}"]
+    capability = current_platform.get_device_capability()
+    if capability is None:
+        return []
+    return ops.cuda_capability_reasons(capability.to_int())
+
+
 def platform_reasons(options: PolyKVConfig) -> list[str]:
     """Return why this machine cannot serve; nothing is read from a device."""
     from vllm.platforms import current_platform
@@ -30,16 +45,13 @@ def platform_reasons(options: PolyKVConfig) -> list[str]:
     if current_platform.is_cpu():
         return _cpu_reasons(options)
     if not current_platform.is_cuda():
-        name = current_platform.device_name or "not known to vLLM"
-        return [f"the platform is {name}; possible: {PLATFORMS}"]
+        return hardware_reasons()
     reasons = []
     try:
         ops.require_triton()
     except NotImplementedError as error:
         reasons.append(str(error))
-    capability = current_platform.get_device_capability()
-    if capability is not None:
-        reasons += ops.cuda_capability_reasons(capability.to_int())
+    reasons += hardware_reasons()
     asked = {
         f"isa={options.isa!r}": options.isa != "auto",
         "fast_arithmetic": options.fast_arithmetic,

@@ -13,6 +13,15 @@ from polykv_vllm.metrics import BatchSharing, get_recorder
 _UNCOMPRESSED_BITS = 16
 
 
+def group_window(spec: Any) -> int:
+    """Return the sliding window of a KV cache group's layers; -1 for none.
+
+    A FullAttentionSpec may name a window, too: that of some of its layers, where vLLM
+    put all layers into one group. What is made without windows suits them all.
+    """
+    return spec.sliding_window if isinstance(spec, SlidingWindowSpec) else -1
+
+
 class SharingPlanner:
     """Builds the prefix forests of one KV cache group.
 
@@ -30,10 +39,7 @@ class SharingPlanner:
         spec = kv_cache_spec
         self._block_size = spec.block_size
         self._group = max(1, num_heads // spec.num_kv_heads)
-        # A FullAttentionSpec may name a window, too: that of some of its layers, where
-        # vLLM put all layers into one group. A forest without windows suits them all.
-        is_sliding = isinstance(spec, SlidingWindowSpec)
-        self._window = spec.sliding_window if is_sliding else -1
+        self._window = group_window(spec)
         self._enabled = enabled
         self._token_bytes = num_layers * spec.page_size_bytes / spec.block_size
         elements = 2 * spec.num_kv_heads * spec.head_size * num_layers

@@ -11,25 +11,24 @@ from typing import Any
 
 import torch
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import AttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import AttentionSpec
 
 from polykv_vllm.attention.backend import CACHE_TORCH_DTYPE
 from polykv_vllm.attention.impl import own_impls
 from polykv_vllm.attention.metadata import PolyKVMetadataBuilder
+from polykv_vllm.attention.sharing import group_window
 from polykv_vllm.attention.windows import GroupWindows, StepRequests
 from polykv_vllm.config import parse_options
 from polykv_vllm.pool.disk.messages import Orders
 from polykv_vllm.windows.sizes import (
     PAGE_TOKENS,
+    PLAN_ATTRIBUTE,
     WindowPlan,
     page_bytes,
     plan_windows,
 )
 
 logger = init_logger("vllm.polykv")
-
-PLAN_ATTRIBUTE = "polykv_windows"
-"""Of a `KVCacheConfig`: the plan; of a model runner: its groups' windows."""
 
 
 def reserve_pages(
@@ -100,12 +99,11 @@ def make_pages(runner: Any, plan: WindowPlan | None) -> None:
             if not isinstance(builder, PolyKVMetadataBuilder):
                 continue
             own = builder.kv_cache_spec
-            is_sliding = isinstance(own, SlidingWindowSpec)
             builder.windows = GroupWindows(
                 plan,
                 own.block_size,
                 spec.block_size // PAGE_TOKENS,
-                own.sliding_window if is_sliding else -1,
+                group_window(own),
             )
             groups.append(builder.windows)
             for name in group.layer_names:

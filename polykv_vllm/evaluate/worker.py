@@ -15,6 +15,7 @@ import torch
 
 from polykv_vllm.evaluate.scoring import Head, score
 from polykv_vllm.evaluate.states import load_states, save_states
+from polykv_vllm.windows.sizes import PLAN_ATTRIBUTE
 
 
 class WorkerError(RuntimeError):
@@ -143,7 +144,7 @@ class EvaluationWorker:
 
 def _windows_of(runner: Any) -> str | None:
     """Return the windows that the layers have, as in "64/256"; None without."""
-    plan = getattr(runner.kv_cache_config, "polykv_windows", None)
+    plan = getattr(runner.kv_cache_config, PLAN_ATTRIBUTE, None)
     if plan is None:
         return None
     return f"{plan.sizes.sink_tokens}/{plan.sizes.recent_tokens}"

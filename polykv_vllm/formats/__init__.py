@@ -6,7 +6,11 @@ numbers from here; C++ and Triton are compared with this package by tests.
 """
 
 from polykv_vllm.formats.codebook import CODEBOOKS, Codebook
-from polykv_vllm.formats.layout import BLOCK_SIZE_MULTIPLE, TileLayout
+from polykv_vllm.formats.layout import (
+    BLOCK_SIZE_MULTIPLE,
+    WINDOW_PAGE_TOKENS,
+    TileLayout,
+)
 from polykv_vllm.formats.registry import (
     ALIASES,
     CACHE_DTYPES,
@@ -27,6 +31,7 @@ __all__ = [
     "CODEBOOKS",
     "FORMATS",
     "SUPPORTED_HEAD_DIMS",
+    "WINDOW_PAGE_TOKENS",
     "Codebook",
     "FormatSpec",
     "Quantizer",

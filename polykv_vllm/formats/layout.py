@@ -50,6 +50,9 @@ LAYOUT_ID = "cpu_quad_v1"
 BLOCK_SIZE_MULTIPLE = 16
 """Tokens in a subtile; block sizes must be multiples of it."""
 
+WINDOW_PAGE_TOKENS = 32
+"""Tokens of a raw page, which begin at a multiple of this in their sequence."""
+
 _SUBTILE = 16
 _QUAD = 4
 

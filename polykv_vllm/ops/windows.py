@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
+from polykv_vllm.formats import WINDOW_PAGE_TOKENS
 from polykv_vllm.ops._checks import check_index
 from polykv_vllm.ops._structs import RawRowStruct, Windows
-
-WINDOW_PAGE_TOKENS = 32
-"""Tokens of a page, which begin at a multiple of this in their sequence."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,7 +21,8 @@ def _reserve_first(original: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if not is_polykv_dtype(vllm_config.cache_config.cache_dtype):
             return original(vllm_config, kv_cache_specs, available_memory)
-        from polykv_vllm.attention.window_memory import PLAN_ATTRIBUTE, reserve_pages
+        from polykv_vllm.attention.window_memory import reserve_pages
+        from polykv_vllm.windows.sizes import PLAN_ATTRIBUTE
 
         plan, memory = reserve_pages(vllm_config, kv_cache_specs, available_memory)
         configs = original(vllm_config, kv_cache_specs, memory)

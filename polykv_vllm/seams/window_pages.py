@@ -17,7 +17,8 @@ def _make_pages_too(original: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         original(self, kv_cache_config, *args, **kwargs)
         if _IMPLEMENTATION in sys.modules:  # else no layer has a cache of ours
-            from polykv_vllm.attention.window_memory import PLAN_ATTRIBUTE, make_pages
+            from polykv_vllm.attention.window_memory import make_pages
+            from polykv_vllm.windows.sizes import PLAN_ATTRIBUTE
 
             make_pages(self, getattr(kv_cache_config, PLAN_ATTRIBUTE, None))
 

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Any
 
 from polykv_vllm.seams.seam import Seam, Wrap
+from polykv_vllm.windows.sizes import PLAN_ATTRIBUTE
 
 _TARGET = "vllm.v1.worker.gpu_model_runner:GPUModelRunner._update_states"
-_GROUPS = "polykv_windows"
 
 
 def _announce(original: Callable[..., Any]) -> Callable[..., Any]:
     def _update_states(self: Any, scheduler_output: Any) -> Any:
         result = original(self, scheduler_output)
-        if getattr(self, _GROUPS, None):
+        if getattr(self, PLAN_ATTRIBUTE, None):
             from polykv_vllm.attention.window_memory import announce_step
 
             announce_step(self, scheduler_output)

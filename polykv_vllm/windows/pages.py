@@ -62,9 +62,9 @@ class RawPages:
         assert 0 <= token < PAGE_TOKENS
         self._valid_from[page] = token
 
-    def is_held_by_others(self, page: int, own: bool) -> bool:
-        """Whether requests hold a page, the own hold not counted."""
-        return self._holders[page] > own
+    def is_held(self, page: int) -> bool:
+        """Whether any request holds a page."""
+        return self._holders[page] > 0
 
     def hold(self, page: int) -> None:
         """Keep a page for one more request."""

@@ -4,8 +4,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PAGE_TOKENS = 32
+from polykv_vllm.formats import WINDOW_PAGE_TOKENS
+
+PAGE_TOKENS = WINDOW_PAGE_TOKENS
 """Tokens of a raw page. Block sizes are multiples of this."""
+
+PLAN_ATTRIBUTE = "polykv_windows"
+"""Of vLLM's `KVCacheConfig`: the plan; of a model runner: its groups' windows."""
 
 RECOMMENDED_WINDOWS = (64, 256)
 """First and last tokens that suit formats of two bits."""

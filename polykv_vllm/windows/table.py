@@ -173,9 +173,8 @@ class WindowTable:
         return held
 
     def _is_as_good(self, page: int, other: int) -> bool:
-        is_in_use = self.pages.is_held_by_others(page, own=False)
         valid_from = self.pages.valid_from
-        return is_in_use or valid_from(page) <= valid_from(other)
+        return self.pages.is_held(page) or valid_from(page) <= valid_from(other)
 
     def _first_seen(self, position: int) -> int:
         """Return the first token that a query at a position sees at all."""

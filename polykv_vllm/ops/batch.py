@@ -36,6 +36,21 @@ class AttentionBatch:
     windows: WindowBatch | None = None
     fields: tuple[tuple[str, Any], ...] = field(init=False, repr=False)
 
+    @property
+    def host_seq_lens(self) -> torch.Tensor:
+        """As `DeviceBatch` has it: here all is on the CPU."""
+        return self.seq_lens
+
+    @property
+    def host_query_start_loc(self) -> torch.Tensor:
+        """As `DeviceBatch` has it."""
+        return self.query_start_loc
+
+    @property
+    def share(self) -> bool:
+        """As `DeviceBatch` has it."""
+        return self.forest is not None
+
     def __post_init__(self) -> None:
         """Check the tensors and note where they are."""
         table, lens, starts = self.block_table, self.seq_lens, self.query_start_loc

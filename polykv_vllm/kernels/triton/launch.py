@@ -350,9 +350,6 @@ def plan_of(
     plans = _PLANS.setdefault(batch, {})
     key = (group, block_size, window)
     if key not in plans:
-        is_device = hasattr(batch, "host_seq_lens")
-        seq_lens = batch.host_seq_lens if is_device else batch.seq_lens
-        starts = batch.host_query_start_loc if is_device else batch.query_start_loc
         plans[key] = build_plan(
             batch.block_table.to(device),
             batch.seq_lens.to(device),
@@ -360,7 +357,9 @@ def plan_of(
             group,
             block_size,
             window,
-            bounds=plan_bounds(seq_lens, starts, group, window),
-            share=batch.share if is_device else batch.forest is not None,
+            bounds=plan_bounds(
+                batch.host_seq_lens, batch.host_query_start_loc, group, window
+            ),
+            share=batch.share,
         )
     return plans[key]

@@ -15,9 +15,9 @@ import typer
 from rich.console import Console
 
 from polykv_vllm.cli.common import fail, table_console
+from polykv_vllm.pool.http import ROOT, SALT_HEADER
 from polykv_vllm.reporting.table import Table
 
-_PATH = "/v1/polykv"
 _POLL_S, _POLL_TIMEOUT_S = 0.5, 5.0
 _TIMEOUT_S = 600.0  # a long prefix takes a while to compute
 
@@ -264,10 +264,10 @@ def _call(
     """Ask the server; ends the command when it refuses."""
     headers = {"Content-Type": "application/json"}
     headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    headers |= {"X-Cache-Salt": salt} if salt else {}
+    headers |= {SALT_HEADER: salt} if salt else {}
     data = None if body is None else json.dumps(body).encode()
     try:
-        request = Request(url.rstrip("/") + _PATH + path, data, headers, method=method)
+        request = Request(url.rstrip("/") + ROOT + path, data, headers, method=method)
         with urlopen(request, timeout=_TIMEOUT_S) as reply:
             return dict(json.load(reply))
     except HTTPError as error:

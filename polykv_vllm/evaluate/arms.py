@@ -49,6 +49,11 @@ class Arm:
         return self.kv_cache_dtype in CACHE_DTYPES
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the model's dtype."""
+        return {"float32": 4, "bfloat16": 2}[self.dtype]
+
+    @property
     def is_reference(self) -> bool:
         """Whether the others are compared with this one."""
         return self.name == REFERENCE

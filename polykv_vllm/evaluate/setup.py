@@ -46,8 +46,7 @@ def window_bytes(config: Any, arm: Arm) -> int:
     if arm.windows is None:
         return 0
     support = check_model(config, arm.kv_cache_dtype)
-    itemsize = {"float32": 4, "bfloat16": 2}[arm.dtype]
-    token_bytes = support.uncompressed_bytes_per_token(itemsize)
+    token_bytes = support.uncompressed_bytes_per_token(arm.itemsize)
     return arm.windows.bytes_per_sequence(token_bytes)
 
 
@@ -64,9 +63,8 @@ def bytes_per_token(config: Any, arm: Arm) -> int:
     """
     support = check_model(config, arm.kv_cache_dtype)
     if not arm.is_ours:
-        itemsize = {"float32": 4, "bfloat16": 2}[arm.dtype]
         return support.uncompressed_bytes_per_token(
-            1 if arm.kv_cache_dtype == "fp8" else itemsize
+            1 if arm.kv_cache_dtype == "fp8" else arm.itemsize
         )
     if not support.ok:
         raise ValueError(

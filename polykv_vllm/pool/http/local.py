@@ -18,11 +18,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.error import HTTPError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from polykv_vllm.pool.http import ROOT, SALT_HEADER
 from polykv_vllm.pool.http.page import HEADERS, PAGE
 
 HOST = "127.0.0.1"
 _NAMES = (HOST, "localhost")
-_SALT = "X-Cache-Salt"
 _TIMEOUT_S = 12.0  # less than what the page waits
 _JSON = "application/json"
 
@@ -53,10 +53,10 @@ class PageServer(ThreadingHTTPServer):
     def __init__(
         self, server_url: str, api_key: str | None, salt: str | None, port: int = 0
     ) -> None:
-        self._source = server_url.rstrip("/") + "/v1/polykv/prefixes"
+        self._source = server_url.rstrip("/") + f"{ROOT}/prefixes"
         self._headers = {"Accept": _JSON}
         self._headers |= {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._headers |= {_SALT: salt} if salt else {}
+        self._headers |= {SALT_HEADER: salt} if salt else {}
         self._opener = build_opener(_NoRedirect())
         self._word = secrets.token_urlsafe(16)
         super().__init__((HOST, port), _Handler)
@@ -82,7 +82,7 @@ class PageServer(ThreadingHTTPServer):
         return host in {f"{name}:{self.server_port}" for name in _NAMES}
 
     def _forward(self, salt: str | None) -> tuple[int, bytes]:
-        headers = self._headers | ({_SALT: salt} if salt else {})
+        headers = self._headers | ({SALT_HEADER: salt} if salt else {})
         try:
             request = Request(self._source, headers=headers)
             with self._opener.open(request, timeout=_TIMEOUT_S) as reply:
@@ -100,7 +100,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.server.is_named(_one(self.headers, "Host") or ""):
-            status, body = self.server.answer(self.path, _one(self.headers, _SALT))
+            salt = _one(self.headers, SALT_HEADER)
+            status, body = self.server.answer(self.path, salt)
         else:
             status, body = 421, _error("this server has another name")
         self._send(status, body)

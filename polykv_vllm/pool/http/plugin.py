@@ -9,14 +9,13 @@ from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 
 from polykv_vllm.config import parse_options
+from polykv_vllm.pool.http import ROOT, SALT_HEADER
 from polykv_vllm.pool.http.body import LimitedBodyRoute
 from polykv_vllm.pool.http.page import HEADERS, PAGE
 from polykv_vllm.pool.http.service import PrefixService
 from polykv_vllm.pool.http.spec import PrefixSpec, PromptSpec, read_prefix_file
 from polykv_vllm.pool.pins import PinError
 
-ROOT = "/v1/polykv"
-SALT_HEADER = "X-Cache-Salt"
 _STATE = "polykv_prefixes"
 
 router = APIRouter(prefix=ROOT, route_class=LimitedBodyRoute)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Command-line options that the benchmarks share, and what they mean."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -70,3 +71,15 @@ def read_options(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     return fmt, parsed
+
+
+def read_clock(cpu_time: bool, threads: int) -> Callable[[], float]:
+    """Return what to time with, in seconds.
+
+    Raises:
+        typer.BadParameter: Time on the CPU is asked for, of several threads.
+
+    """
+    if cpu_time and threads > 1:
+        raise typer.BadParameter("--cpu-time sees one thread, not several")
+    return time.thread_time if cpu_time else time.perf_counter

@@ -310,8 +310,7 @@ def main(
     json: options.Json = None,
 ) -> None:
     """Attention of polykv beside vLLM's own CPU kernel."""
-    if cpu_time and threads > 1:
-        raise typer.BadParameter("--cpu-time sees one thread, not several")
+    clock = options.read_clock(cpu_time, threads)
     fmt, shapes = options.read_options(format_name, shape or options.SHAPES)
     if vllm_library is not None:
         matching = _take_library(vllm_library)
@@ -322,7 +321,6 @@ def main(
     torch.set_num_threads(threads)
     environment = _environment.describe(threads)
     _report.print_headline(environment)
-    clock = time.thread_time if cpu_time else time.perf_counter
     _report.console.print(
         f"{fmt.name}, bf16 activations, block size {BLOCK_SIZE}, {footprint_mib} MiB "
         "read before a cache is read again, medians of alternating calls "

@@ -8,7 +8,6 @@ added time is a layer that attends to the last 2 W cached tokens and to nothing 
 """
 
 import math
-import time
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -226,8 +225,7 @@ def main(
     json: options.Json = None,
 ) -> None:
     """Attention with full-precision windows beside attention without."""
-    if cpu_time and threads > 1:
-        raise typer.BadParameter("--cpu-time sees one thread, not several")
+    clock = options.read_clock(cpu_time, threads)
     fmt, shapes = options.read_options(format_name, shape or options.SHAPES)
     parsed = [parse_windows(text) for text in windows or WINDOWS]
     isa = isa or ops.current_isa()
@@ -237,7 +235,6 @@ def main(
     torch.manual_seed(0)
     environment = _environment.describe(threads)
     _report.print_headline(environment)
-    clock = time.thread_time if cpu_time else time.perf_counter
     results: list[dict[str, Any]] = []
     for each in shapes:
         title = f"{fmt.name}, {isa}, heads/KV heads/head size {each}; {clock.__name__}"

@@ -37,24 +37,12 @@
 #include "cpu/attention-inl.h"
 // clang-format on
 
+#include "../random.h"
 #include "cpu/row_states.h"
 
 using namespace polykv;
 
 namespace {
-
-class Random {
- public:
-  uint64_t bits() {  // splitmix64
-    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-
- private:
-  uint64_t state_ = 1;
-};
 
 constexpr int kBlockSize = 32;
 

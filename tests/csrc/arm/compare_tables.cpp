@@ -10,6 +10,7 @@
 #include <cstring>
 #include <vector>
 
+#include "../random.h"
 #include "polykv/args.h"
 #include "polykv/layout.h"
 
@@ -39,24 +40,6 @@ struct Case {
 };
 
 constexpr int kKvHeads = 2;
-
-class Random {
- public:
-  uint64_t bits() {  // splitmix64
-    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-  }
-  float normal() {
-    float sum = -6;
-    for (int i = 0; i < 12; ++i) sum += static_cast<float>(bits() >> 40) / (1 << 24);
-    return sum;
-  }
-
- private:
-  uint64_t state_ = 1;
-};
 
 size_t size_of(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

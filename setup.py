@@ -7,6 +7,7 @@ and every torch build of its platform.
 """
 
 import os
+import shlex
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -33,6 +34,10 @@ COMPILE_ARGS = [
     "-Wno-psabi",
 ]
 LINK_ARGS = ["-fopenmp", "-g0"]
+
+# Per source. The plain C++ serves CPUs that no other table does, and specifies the
+# results: -O2 compiles it in a third of -O3's three minutes.
+SOURCE_ARGS = {"kernels_scalar.cpp": ["-O2"]}
 
 COMPILER_MISSING = """
 polykv-vllm needs a C++17 compiler with OpenMP to build its CPU kernels, and
@@ -64,9 +69,16 @@ class BuildKernels(build_ext):
         Every instruction set is one source, and takes a minute.
         """
 
+        # The caller's own flags come last, and so win over the ones above.
+        own = shlex.split(os.environ.get("CXXFLAGS", ""))
+
+        def compile_one(source, extra_postargs, **options):
+            args = [*extra_postargs, *SOURCE_ARGS.get(Path(source).name, []), *own]
+            return compile_files([source], extra_postargs=args, **options)
+
         def compile_all(sources, **options):
             with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-                done = pool.map(lambda each: compile_files([each], **options), sources)
+                done = pool.map(lambda each: compile_one(each, **options), sources)
                 return [name for names in done for name in names]
 
         return compile_all
@@ -80,9 +92,12 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+SLOWEST = ("kernels_avx512.cpp", "kernels_avx2.cpp", "kernels_avx512bw.cpp")
+
+
 def by_duration(source: str) -> tuple[bool, str]:
-    """Sort the slowest first: begun last, it would keep one CPU waiting for minutes."""
-    return "kernels_scalar" not in source, source
+    """Sort the slowest first: begun last, one would keep a CPU waiting for minutes."""
+    return Path(source).name not in SLOWEST, source
 
 
 KERNELS = Extension(

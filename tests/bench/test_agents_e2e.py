@@ -15,7 +15,8 @@ import pytest
 
 from polykv_vllm.process import group_members
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+# Servers and clients, one after the other, of which each imports vLLM.
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 SCENARIO = """
 arms: [stock, polykv]
@@ -40,7 +41,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 def finished(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(folder, *options), capture_output=True, text=True, timeout=500
+        command(folder, *options), capture_output=True, text=True, timeout=1200
     )
 
 
@@ -78,7 +79,7 @@ def test_arm_that_cannot_be_served_is_reported(tmp_path: Path) -> None:
         [*COMMAND, str(tmp_path / "tiny.yaml"), "--output", str(tmp_path / "out")],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 1
     assert "stock cannot be served" in done.stdout
@@ -92,7 +93,7 @@ def test_interrupted_benchmark_leaves_no_process(
 ) -> None:
     with subprocess.Popen(command(tmp_path), stdout=subprocess.PIPE) as bench:
         groups: set[int] = set()
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 500
         # Client and server; the engine core is the server's second process.
         while len(groups) < 2 or max(len(group_members(g)) for g in groups) < 2:
             assert time.monotonic() < deadline and bench.poll() is None

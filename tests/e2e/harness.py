@@ -5,6 +5,8 @@ import gc
 from pathlib import Path
 from typing import Any
 
+from tests.e2e.forked import forked_engine
+
 KV_CACHE_BYTES = 128 << 20
 UNIT = {"bfloat16": 2**-9, "float16": 2**-12, "float32": 2**-14}
 """Relative rounding error of one attention output: of 16 bits themselves, or in fp32
@@ -37,7 +39,8 @@ class Engine:
             "worker_extension_cls": "tests.e2e.worker_extension.TestExtension",
         }
         options = defaults | options
-        self.llm = LLM(model=str(model), kv_cache_dtype=kv_cache_dtype, **options)
+        with forked_engine():
+            self.llm = LLM(model=str(model), kv_cache_dtype=kv_cache_dtype, **options)
 
     def stop(self) -> None:
         """End the engine's processes."""

@@ -7,16 +7,17 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import TEXT
-from tests.e2e.harness import Engine, replay_tolerance
+from tests.e2e.harness import UNIT, Engine, fast_dtype, replay_tolerance
 
 NUM_BLOCKS = 24
 BLOCK_SIZE = 32
+DTYPE = fast_dtype()
 
 
 @pytest.fixture(scope="module")
 def engine(smollm2: Path) -> Iterator[Engine]:
     options = {"block_size": BLOCK_SIZE, "num_gpu_blocks_override": NUM_BLOCKS}
-    sizes = {"max_model_len": 640, "max_num_batched_tokens": 256}
+    sizes = {"max_model_len": 640, "max_num_batched_tokens": 256, "dtype": DTYPE}
     with Engine(smollm2, enforce_eager=False, **options, **sizes) as engine:
         yield engine
 
@@ -36,7 +37,7 @@ def test_steps_are_counted(engine: Engine) -> None:
 def test_logprobs_equal_reference_attention(engine: Engine) -> None:
     prompt = engine.tokenize(TEXT)[:300]
     difference = engine.replay_difference(prompt)
-    assert difference <= replay_tolerance(2**-9, num_layers=30)
+    assert difference <= replay_tolerance(UNIT[DTYPE], num_layers=30)
 
 
 def test_preempted_requests_go_on_correctly(engine: Engine) -> None:

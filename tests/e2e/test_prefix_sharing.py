@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import TEXT
+from tests.e2e.harness import fast_dtype
 from tests.e2e.scheduling import run_cases
 from tests.random_models import VOCABULARY, save_model
 
@@ -90,10 +91,8 @@ def test_smollm2_with_drafts(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     text = AutoTokenizer.from_pretrained(smollm2)(TEXT)["input_ids"]
     requests = crowd(text)
-    on, off = (
-        run(smollm2, requests, share, speculative_config=DRAFTS)
-        for share in (True, False)
-    )
+    options = {"speculative_config": DRAFTS, "dtype": fast_dtype()}
+    on, off = (run(smollm2, requests, share, **options) for share in (True, False))
     pairs = check(on, off, requests)
     assert on["attention"]["threads"] == off["attention"]["threads"] == 2
     # The batch was what it was meant to be.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import TEXT
+from tests.e2e.harness import fast_dtype
 from tests.e2e.scheduling import run_cases
 from tests.random_models import VOCABULARY, save_model
 
@@ -221,6 +222,7 @@ def test_15_agents_with_a_prompt_of_3072_tokens(smollm2: Path) -> None:
         "max_num_seqs": 16,
         "long_prefill_token_threshold": 128,
         "max_num_batched_tokens": 1024,
+        "dtype": fast_dtype(),
     }
     result = run_cases(smollm2, options, {"agents": {"requests": requests}})["agents"]
     assert len(prompt_blocks(result, requests, 24)) == 24

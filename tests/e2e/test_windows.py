@@ -5,14 +5,17 @@ Each layer's output is compared with the oracle's, which has the raw rows of eve
 (`window_worker`): what a query sees in full precision is what it should see.
 """
 
+import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.calibrate.models import calibrate_random
 from tests.e2e.harness import Engine
-from tests.random_models import VOCABULARY, save_model
+from tests.random_models import VOCABULARY, save_model, save_random_model
 
 # Several engines, or long prompts, on a slow and busy machine.
 pytestmark = pytest.mark.timeout(1500)
@@ -32,12 +35,12 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def start(model: Path, **options: Any) -> Engine:
+def start(model: Path, polykv: dict[str, Any] | None = None, **options: Any) -> Engine:
     windows = {"sink_tokens": SINKS, "recent_tokens": RECENT, "max_sequences": 4}
     return Engine(
         model,
         "polykv_k2v2",
-        additional_config={"polykv": {"windows": windows}},
+        additional_config={"polykv": {"windows": windows} | (polykv or {})},
         **OPTIONS | {"kv_cache_memory_bytes": 4 << 20} | options,
     )
 
@@ -134,3 +137,53 @@ def test_drafts_and_preemption(model: Path) -> None:
         assert engine.counter("vllm:num_preemptions") > 0
         assert engine.counter("vllm:spec_decode_num_draft_tokens") > 0
         assert watched["incomplete_rows"] < watched["rows"] / 10
+
+
+def check_chunks_and_hits(engine: Engine) -> None:
+    first = prompt(4 * BLOCK + 9, 700)
+    miss = run(engine, [first], max_tokens=RECENT + 3)
+    hit = run(engine, [first], max_tokens=RECENT + 3)
+    assert (miss["hits"], hit["hits"]) == ([0], [4 * BLOCK])
+    assert miss["incomplete_rows"] == hit["incomplete_rows"] == 0
+
+
+def test_layers_with_sliding_windows(tmp_path: Path) -> None:
+    """Two KV cache groups; a sliding window that the first tokens soon have left."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    changes = {"head_dim": 64, "sliding_window": 96, "layer_types": kinds}
+    with start(save_model(tmp_path, "gemma3_text", changes)) as engine:
+        check_chunks_and_hits(engine)
+
+
+def test_keys_that_are_centred_and_transformed(tmp_path: Path) -> None:
+    """Beside their transformed codes, raw keys are as the model made them."""
+    model = save_random_model(tmp_path / "model", "qwen2")
+    calibrate_random(model, tmp_path / "calibration")
+    options = {"calibration": str(tmp_path / "calibration")}
+    with start(tmp_path / "model", options) as engine:
+        assert engine.call("polykv_calibrations")
+        check_chunks_and_hits(engine)
+
+
+def test_blocks_from_disk_have_no_raw_tail(model: Path, tmp_path: Path) -> None:
+    """Also where the blocks that they once were have left pages behind."""
+    first = prompt(4 * BLOCK + 9, 800)
+    with start(model, {"pool": {"path": str(tmp_path)}}) as engine:
+        miss = run(engine, [first], max_tokens=3)
+        time.sleep(0.5)  # the writer is behind by milliseconds
+        run(engine, [prompt(5, 801)])
+        assert engine.llm.reset_prefix_cache()
+        restored = run(engine, [first], max_tokens=RECENT + 10)
+        assert engine.counter("vllm:polykv_pool_restored") == 4
+    assert (miss["hits"], restored["hits"]) == ([0], [4 * BLOCK])
+    assert miss["incomplete_rows"] == 0 < restored["incomplete_rows"]
+
+
+def test_two_ranks(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KV head each; what is checked here is the first rank's."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two workers need two CPUs")
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{first}|{second}")
+    with start(model, tensor_parallel_size=2) as engine:
+        check_chunks_and_hits(engine)

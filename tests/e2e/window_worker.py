@@ -104,6 +104,8 @@ class WindowExtension(TestExtension):
             seen = seen | (recent & (tokens >= batch.recent_begin[index]))
             cached = gather(kv_cache, blocks, length, query.shape[-1], impl.fmt)
             transformed = impl.key_transform.queries(rows)
+            if impl.key_transform.centers is not None:
+                key = key - impl.key_transform.centers
             window = impl.sliding_window
             expected, compressed = (
                 attention(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polykv_vllm.formats import CACHE_DTYPES
+from polykv_vllm.windows.sizes import RECOMMENDED_WINDOWS, WindowError, WindowSizes
 
 UNSHARED = "-unshared"
 BOUND = "bound"
@@ -105,15 +106,36 @@ ARMS: dict[str, Arm] = {
 
 
 def arm_named(name: str) -> Arm:
-    """Return an arm.
+    """Return an arm, such as `polykv_k2v2+windows64-256`.
 
     Raises:
         ValueError: There is none of that name; the message lists all.
 
     """
-    if name not in ARMS:
+    base, with_windows, suffix = name.partition("+")
+    if base not in ARMS:
         raise ValueError(f"there is no arm {name!r}; there are: {', '.join(ARMS)}")
-    return ARMS[name]
+    if not with_windows:
+        return ARMS[base]
+    if base not in CACHE_DTYPES:
+        formats = ", ".join(CACHE_DTYPES)
+        raise ValueError(f"arm {name!r}: windows are possible with {formats}")
+    try:
+        sizes = WindowSizes.of_arm(suffix, WindowSizes(*RECOMMENDED_WINDOWS))
+    except WindowError as error:
+        raise ValueError(f"arm {name!r}: {error}") from None
+    return _with_windows(name, ARMS[base], sizes)
+
+
+def _with_windows(name: str, arm: Arm, sizes: WindowSizes) -> Arm:
+    first, last = sizes.sink_tokens, sizes.recent_tokens
+    windows = {"sink_tokens": first, "recent_tokens": last}
+    return Arm(
+        name,
+        f"{arm.about}; the first {first} and last {last} tokens in full precision",
+        arm.cache_dtype,
+        ("--additional-config", json.dumps({"polykv": {"windows": windows}})),
+    )
 
 
 def cpu_has_amx(cpuinfo: str = "/proc/cpuinfo") -> bool:

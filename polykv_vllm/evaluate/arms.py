@@ -8,7 +8,12 @@ from typing import Any, Literal
 from polykv_vllm.evaluate.errors import EvalError
 from polykv_vllm.formats import CACHE_DTYPES
 from polykv_vllm.keys.transform import TREATMENTS
-from polykv_vllm.windows.sizes import RECOMMENDED_WINDOWS, WindowError, WindowSizes
+from polykv_vllm.windows.sizes import (
+    RECOMMENDED_WINDOWS,
+    WINDOWS,
+    WindowError,
+    WindowSizes,
+)
 
 REFERENCE = "bf16"
 """The arm that all others are compared with."""
@@ -16,7 +21,6 @@ REFERENCE = "bf16"
 AUTO = "auto"
 NONE = "none"
 CALIBRATED = "calibrated"
-WINDOWS = "windows"
 _SEPARATOR = "+"
 
 
@@ -147,16 +151,10 @@ def _take_windows(suffixes: list[str], windows: WindowSizes) -> WindowSizes | No
     if not found:
         return None
     suffixes.remove(found[0])
-    sizes = found[0].removeprefix(WINDOWS)
-    if not sizes:
-        return windows
     try:
-        return WindowSizes.parse(sizes.replace("-", "/"))
-    except WindowError:
-        raise EvalError(
-            f"there are no {found[0]!r}: possible is {WINDOWS}, or with their sizes "
-            f"{WINDOWS}64-256"
-        ) from None
+        return WindowSizes.of_arm(found[0], windows)
+    except WindowError as error:
+        raise EvalError(str(error)) from None
 
 
 def parse_arms(

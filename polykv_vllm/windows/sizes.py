@@ -15,6 +15,9 @@ PLAN_ATTRIBUTE = "polykv_windows"
 RECOMMENDED_WINDOWS = (64, 256)
 """First and last tokens that suit formats of two bits."""
 
+WINDOWS = "windows"
+"""What of an arm's name, in `polykv eval` and `polykv bench`, asks for windows."""
+
 MEMORY_SHARE = 0.25
 """Most of the cache memory that raw pages take, unless their number is asked for."""
 
@@ -53,6 +56,25 @@ class WindowSizes:
                 "64 and the last 256 tokens of a sequence"
             )
         return cls(*map(int, parts))
+
+    @classmethod
+    def of_arm(cls, suffix: str, default: "WindowSizes") -> "WindowSizes":
+        """Read "windows" or, with its sizes, "windows64-256".
+
+        Raises:
+            WindowError: The text is something else.
+
+        """
+        name, sizes = suffix[: len(WINDOWS)], suffix[len(WINDOWS) :]
+        if suffix == WINDOWS:
+            return default
+        try:
+            return cls.parse(sizes.replace("-", "/") if name == WINDOWS else suffix)
+        except WindowError:
+            raise WindowError(
+                f"there are no {suffix!r}: possible is {WINDOWS}, or with their sizes "
+                f"{WINDOWS}64-256"
+            ) from None
 
     @property
     def sink_pages(self) -> int:

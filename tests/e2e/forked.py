@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 from collections.abc import Callable
+from multiprocessing import reduction
 from typing import Any
 from unittest import mock
 
@@ -38,12 +39,28 @@ class ForkContext:
         return getattr(self._context, name)
 
     def Process(self, *, target: Callable[..., Any], **options: Any) -> Any:
-        """Return a process that has the present environment, as a spawned one has."""
-        run = functools.partial(_run_core, dict(os.environ), target)
+        """Return a process with the present environment and output, as if spawned."""
+        run = functools.partial(_run_core, _Output(), dict(os.environ), target)
         return self._context.Process(target=run, **options)
 
 
-def _run_core(environment: dict[str, str], target: Callable[..., Any], **more: Any):
+class _Output:
+    """Where this process writes; the process that unpickles it then does, too."""
+
+    def __reduce__(self) -> Any:
+        return _take_output, (reduction.DupFd(1), reduction.DupFd(2))
+
+
+def _take_output(*handles: Any) -> None:
+    for number, handle in enumerate(handles, start=1):
+        own = handle.detach()
+        os.dup2(own, number)
+        os.close(own)
+
+
+def _run_core(
+    _: None, environment: dict[str, str], target: Callable[..., Any], **more: Any
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
     # The core has the modules; its worker can be a fork of itself.

@@ -14,7 +14,10 @@ from tests.seams.test_engine_config import LLAMA
 
 @pytest.fixture(autouse=True)
 def _own_base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from vllm.v1.metrics.prometheus import unregister_vllm_metrics
+
     serving.stop()
+    unregister_vllm_metrics()  # an engine of another test has left its pool's
     monkeypatch.setattr(directory, "default_base", lambda: tmp_path)
     yield
     serving.stop()

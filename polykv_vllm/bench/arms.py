@@ -2,7 +2,7 @@
 """The servers that are compared."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polykv_vllm.formats import CACHE_DTYPES
@@ -129,12 +129,14 @@ def arm_named(name: str) -> Arm:
 
 def _with_windows(name: str, arm: Arm, sizes: WindowSizes) -> Arm:
     first, last = sizes.sink_tokens, sizes.recent_tokens
-    windows = {"sink_tokens": first, "recent_tokens": last}
-    return Arm(
-        name,
-        f"{arm.about}; the first {first} and last {last} tokens in full precision",
-        arm.cache_dtype,
-        ("--additional-config", json.dumps({"polykv": {"windows": windows}})),
+    return replace(
+        arm,
+        name=name,
+        about=f"{arm.about}; first {first} and last {last} tokens in full precision",
+        serve_args=(
+            "--additional-config",
+            json.dumps({"polykv": {"windows": sizes.option}}),
+        ),
     )
 
 

@@ -71,10 +71,7 @@ class Arm:
         if self.key_treatment != AUTO:
             options["key_treatment"] = self.key_treatment
         if self.windows is not None:
-            options["windows"] = {
-                "sink_tokens": self.windows.sink_tokens,
-                "recent_tokens": self.windows.recent_tokens,
-            }
+            options["windows"] = self.windows.option
         return {"polykv": options}
 
 

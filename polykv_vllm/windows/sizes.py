@@ -65,9 +65,9 @@ class WindowSizes:
             WindowError: The text is something else.
 
         """
-        name, sizes = suffix[: len(WINDOWS)], suffix[len(WINDOWS) :]
         if suffix == WINDOWS:
             return default
+        name, sizes = suffix[: len(WINDOWS)], suffix[len(WINDOWS) :]
         try:
             return cls.parse(sizes.replace("-", "/") if name == WINDOWS else suffix)
         except WindowError:
@@ -75,6 +75,11 @@ class WindowSizes:
                 f"there are no {suffix!r}: possible is {WINDOWS}, or with their sizes "
                 f"{WINDOWS}64-256"
             ) from None
+
+    @property
+    def option(self) -> dict[str, int]:
+        """The option `windows` that asks for these sizes."""
+        return {"sink_tokens": self.sink_tokens, "recent_tokens": self.recent_tokens}
 
     @property
     def sink_pages(self) -> int:

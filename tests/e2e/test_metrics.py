@@ -4,9 +4,12 @@
 import json
 import os
 import re
+import statistics
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -90,19 +93,35 @@ def test_counters_follow_the_requests(server: VllmServer) -> None:
     assert before.keys() == between.keys() == after.keys()
 
 
+def figures_while(server: VllmServer, *request: Any) -> list[dict[str, float]]:
+    """Return our metrics again and again, until the completions asked for have come."""
+    pages = []
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        completions = pool.submit(complete, server, *request)
+        while not completions.done():
+            pages.append(figures(server))
+        completions.result()
+    return pages
+
+
 def test_counts_what_is_read_once_for_several(server: VllmServer) -> None:
     before = figures(server)
-    complete(server, TEXT[:1200], max_tokens=8, n=3)
+    # The gauges are the latest batch's, and the one that comes last may have lost the
+    # readers before it: they are looked at while the requests run.
+    pages = figures_while(server, TEXT[:1200], 64, 3)
     after = figures(server)
     shared = after["attended_tokens_total"] - before["attended_tokens_total"]
-    # At least one tile of 128 tokens for three readers in most of eight decodes.
-    assert shared >= 5 * 3 * 128
+    # At least one tile of 128 tokens for three readers in most of the decodes.
+    assert shared >= 40 * 3 * 128
     assert shared % 128 == 0
-    # In the last step that shared, one of them may have ended.
-    readers = after["prefix_readers_mean"]
-    assert readers in (2, 3)
-    ratio = after["prefix_logical_bytes"] / after["prefix_physical_bytes"]
-    assert ratio == pytest.approx(readers * 256 / 92)  # 92 bytes instead of 256
+    ratios = [
+        page["prefix_compression_ratio"]
+        for page in pages
+        if page["prefix_readers_mean"] == 3
+    ]
+    # 92 bytes instead of 256, once for all who read them.
+    assert ratios
+    assert statistics.median(ratios) == pytest.approx(3 * 256 / 92)
     assert after["forest_seconds_total"] > before["forest_seconds_total"]
 
 

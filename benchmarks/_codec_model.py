@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A transformers model whose cache gives back quantized keys and values.
 
-Every token is quantized, the newest ones too. Weights and activations are bf16;
-attention and what the cache gives back are fp32, so that the errors of a codec are not
-rounded once more.
+Every token is quantized, the newest ones too. Attention and what the cache gives back
+are fp32, whatever the model computes in, so that the errors of a codec are not rounded
+once more.
 """
 
 from typing import Any
@@ -82,12 +82,13 @@ class StudyModel:
 
     Args:
         path: Directory of the model.
+        dtype: Of weights and activations.
 
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, dtype: torch.dtype = torch.bfloat16) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.bfloat16, attn_implementation=_IMPLEMENTATION
+            path, dtype=dtype, attn_implementation=_IMPLEMENTATION
         ).eval()
         self.head = Head(self.model.get_output_embeddings().weight.detach())
         projections = read_projections(self.model)

@@ -9,7 +9,7 @@ engine: `polykv eval`.
 """
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,8 @@ from polykv_vllm.evaluate.perplexity import default_text
 from polykv_vllm.evaluate.scoring import Scores, score
 from polykv_vllm.evaluate.statistics import bootstrap_mean
 from polykv_vllm.models import resolve_model
+
+Dtype = Literal["bfloat16", "float32"]
 
 
 def measure(
@@ -116,6 +118,10 @@ def main(
     text_file: Annotated[Path | None, typer.Option("--text")] = None,
     chunk_tokens: Annotated[int, typer.Option(min=2)] = 2048,
     max_chunks: Annotated[int, typer.Option(min=1)] = 4,
+    dtype: Annotated[
+        Dtype,
+        typer.Option(help="of the model; float32 is faster on CPUs without bf16"),
+    ] = "bfloat16",
     threads: options.Threads = 1,
     json: options.Json = None,
 ) -> None:
@@ -133,14 +139,17 @@ def main(
     environment = _environment.describe(threads)
     _report.print_headline(environment)
     variants = [variant for name in sets for variant in SETS[name]]
-    found, plain, spreads = measure(StudyModel(path), chunks, cut.begin, variants)
+    study = StudyModel(path, getattr(torch, dtype))
+    found, plain, spreads = measure(study, chunks, cut.begin, variants)
     records = {v.name: summarize(v, found[v.name], plain) for v in variants}
     ppl = float(np.exp(np.mean(plain)))
-    title = f"{model}, {source.name}: {len(chunks)} x {chunk_tokens}, PPL {ppl:.3f}"
+    title = f"{model} in {dtype}, {source.name}: {len(chunks)} x {chunk_tokens}"
+    title += f", PPL {ppl:.3f}"
     _report.console.print(_table(title, records))
     rms = np.mean(spreads, axis=0).round(4).tolist()
     _report.console.print(_rms_table(rms))
     record = {"benchmark": "codec", "environment": environment, "model": model}
+    record |= {"dtype": dtype}
     record |= {"text": source.name, "chunks": len(chunks), "chunk_tokens": chunk_tokens}
     record |= {"ppl": ppl, "variants": records, "value_rms": rms}
     _report.write_json(json, record)
